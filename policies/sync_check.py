@@ -28,6 +28,8 @@ from policies.settings.settings import Settings
 
 _NOISE = 0.1  # of each tensor's root mean square; with 0.3, bf16's rounding grows tenfold over 30 layers
 _ZERO_NOISE = 0.15  # for all-zero tensors, such as an adapter's second matrix at start; bf16 rounding hides less
+_NOISE_LENGTH = 100_003  # numbers that repeat, as drawing is slow; a prime, so that rows of a matrix get different ones
+_NUM_QUERIES = 16  # of a check without an update's responses
 _TOLERANCE = {torch.float32: 0.005, torch.bfloat16: 0.05}
 """Allowed deviation as a share of the perturbation's effect, besides twice the rounding difference, by compute type."""
 _MIN_LIMIT = {torch.float32: 0.001, torch.bfloat16: 0.05}
@@ -41,11 +43,6 @@ _GROWTH = 3
 """The difference may become this many times as large as at start: training changes the responses and their rounding."""
 _STANDARD_ERRORS = 3
 """Standard errors of the means, at start and now, that do not count."""
-_NOISE_LENGTH = 100_003
-"""Numbers of noise, which repeat: drawing one per weight would take 10 s per billion weights. A prime, so that the rows
-of a matrix get different noise."""
-_NUM_QUERIES = 16
-"""Queries of a check without an update's responses."""
 
 
 class WeightSyncCheckError(RuntimeError):
@@ -60,20 +57,15 @@ class LogprobDiff(NamedTuple):
     tokens: int
 
     @classmethod
-    def measure(cls, rows: Rows, logprobs: torch.Tensor) -> LogprobDiff:
+    def measure(cls, *comparisons: tuple[Rows, torch.Tensor]) -> LogprobDiff:
         """Compares the sampler's log-probabilities in rows with the learner's, `[B, R]`."""
-        diffs = (rows["sampler_logprobs"] - logprobs).abs()[rows["mask"].bool()]
+        diffs = torch.cat(
+            [(rows["sampler_logprobs"] - logprobs).abs()[rows["mask"].bool()] for rows, logprobs in comparisons]
+        )
         return cls(float(diffs.mean()), float(diffs.std(correction=0)), len(diffs))
 
-    def merge(self, other: LogprobDiff) -> LogprobDiff:
-        """Returns the difference over the tokens of both."""
-        tokens = self.tokens + other.tokens
-        share = other.tokens / tokens
-        variance = (1 - share) * (self.std**2 + share * (self.mean - other.mean) ** 2) + share * other.std**2
-        return LogprobDiff((1 - share) * self.mean + share * other.mean, math.sqrt(variance), tokens)
-
     def __str__(self) -> str:
-        return f"{self.mean:.3g} ± {self.std / math.sqrt(self.tokens):.1g} ({self.tokens} tokens)"
+        return f"{self.mean:.4g} ± {self.std / math.sqrt(self.tokens):.1g} nats per token ({self.tokens} tokens)"
 
 
 def perturb(weights: Weights, seed: int, noise: float = _NOISE) -> dict[str, np.ndarray]:
@@ -143,7 +135,7 @@ class SyncCheck:
         """
         if policy_id in self.settings.frozen_models or not rows["logprobs"].isfinite().all():
             return
-        diff = LogprobDiff.measure(rows, rows["logprobs"])
+        diff = LogprobDiff.measure((rows, rows["logprobs"]))
         check_diff(policy_id, diff, self._starts.get(policy_id), self._dtype(policy_id), self.settings)
         self._starts.setdefault(policy_id, diff)
 
@@ -206,26 +198,18 @@ def check_diff(
     limit = settings.max_logprob_diff or max_mean_diff(diff.tokens, start, lowest)
     if diff.mean <= limit:  # False for NaN
         return
-    measured = f"at start it was {start}" if start else "it was not measured at start"
-    rule = (
-        f"max_logprob_diff; {measured}"
-        if settings.max_logprob_diff
-        else f"{measured}; limit: {_GROWTH} times that plus {_STANDARD_ERRORS} standard errors, "
-        f"at least {lowest:g}, at most {_LIMIT_RANGE * lowest:g}"
-    )
+    rule = f"at start it was {start}" if start else "it was not measured at start"
+    if settings.max_logprob_diff is None:
+        rule += f"; the limit is {_GROWTH} times that, from {lowest:g} to {_LIMIT_RANGE * lowest:g}"
     advice = (
-        "The generation engine probably does not use the current weights: use another backend and report this. If it "
-        "is rounding after all, raise max_logprob_diff."
+        "The generation engine probably does not use the current weights: use another backend and report this."
         if dtype == torch.float32
         else "Either both round differently, or the generation engine does not use the current weights. Run with "
-        "dtype=fp32 to find out: if that run passes, it is rounding, so raise max_logprob_diff; otherwise use another "
-        "backend and report this."
+        "dtype=fp32 to find out: if that run fails too, use another backend and report this."
     )
-    digits = next((digits for digits in range(3, 17) if f"{diff.mean:.{digits}g}" != f"{limit:.{digits}g}"), 17)
     raise WeightSyncError(
-        f"Sampler and learner of {policy_id} differ: mean |sampler - learner| log-probability is "
-        f"{diff.mean:#.{digits}g} ± {diff.std / math.sqrt(diff.tokens):.1g} nats per token ({diff.tokens} tokens) > "
-        f"{limit:#.{digits}g} ({rule}). {advice}"
+        f"Sampler and learner of {policy_id} differ: mean |sampler - learner| log-probability is {diff} > {limit:.4g} "
+        f"({rule}). {advice} If it is rounding, raise max_logprob_diff."
     )
 
 
@@ -250,30 +234,27 @@ def check_weight_sync(
         The difference by rounding: with the initial and with the perturbed weights in both.
     """
     perturbed_weights = perturb(weights, seed=0)
-
-    def diff(rows: Rows, learner_weights: Weights) -> LogprobDiff:
-        return LogprobDiff.measure(rows, score(learner_weights, rows))
-
     initial_rows = _make_rows(prompts, generate(prompts))
-    before = diff(initial_rows, weights)
     load(perturbed_weights)
     try:
         perturbed_rows = _make_rows(prompts, generate(prompts))
     finally:
         load(weights)
     restored_rows = _make_rows(prompts, generate(prompts))
-    perturbed, after = diff(perturbed_rows, perturbed_weights), diff(restored_rows, weights)
-    moved = diff(perturbed_rows, weights)  # as if the engine had kept the initial weights
-    limit = 2 * before.mean + tolerance * moved.mean
-    is_synced = perturbed.mean <= limit and after.mean <= limit and moved.mean >= 10 * before.mean
-    if not is_synced:  # True for NaN too
+    initial = (initial_rows, score(weights, initial_rows))
+    perturbed = (perturbed_rows, score(perturbed_weights, perturbed_rows))
+    before, changed = LogprobDiff.measure(initial).mean, LogprobDiff.measure(perturbed).mean
+    after = LogprobDiff.measure((restored_rows, score(weights, restored_rows))).mean
+    moved = LogprobDiff.measure((perturbed_rows, score(weights, perturbed_rows))).mean  # with an engine of old weights
+    limit = 2 * before + tolerance * moved
+    if not (changed <= limit and after <= limit and moved >= 10 * before):  # True for NaN too
         raise WeightSyncCheckError(
             f"The generation engine of {policy_id} does not use new weights: mean |sampler - learner| log-probability "
-            f"is {before.mean:.2g} initially, {perturbed.mean:.2g} after new weights (limit {limit:.2g}; "
-            f"{moved.mean:.2g} with the old ones) and {after.mean:.2g} after restoring the old ones. Use another "
-            "backend, and report this with the model and the versions of vLLM, transformers and torch."
+            f"is {before:.2g} initially, {changed:.2g} after new weights (limit {limit:.2g}; {moved:.2g} with the old "
+            f"ones) and {after:.2g} after restoring the old ones. Use another backend, and report this with the model "
+            "and the versions of vLLM, transformers and torch."
         )
-    return before.merge(perturbed)
+    return LogprobDiff.measure(initial, perturbed)
 
 
 def _make_rows(prompts: Sequence[Sequence[int]], responses: Sequence[Response]) -> Rows:

@@ -11,58 +11,39 @@ from policies.settings.overrides import GROUP_ESTIMATORS, REQUIREMENTS, Requirem
 
 
 def _is_along_chain(s: DerivedSettings) -> bool:
-    return s.credit == "chain" and s.chain_gamma > 0
+    return s.num_agents > 1 and s.credit == "chain" and s.chain_gamma > 0
 
 
-def _whole_gpus(s: DerivedSettings) -> bool:
-    return min(s.gpus_per_learner, s.gpus_per_runner) >= 1
+def _has_devices(s: DerivedSettings) -> bool:
+    gpus = min(s.gpus_per_learner, s.gpus_per_runner)
+    if s.weight_transfer == "ipc":
+        return gpus > 0 and max(s.num_learners, s.num_runners, s.tensor_parallel_size) <= 1
+    return s.weight_transfer != "nccl" or gpus >= 1
 
 
-def _shares_gpu(s: DerivedSettings) -> bool:
-    processes = max(s.num_learners, s.num_runners, s.tensor_parallel_size)
-    return min(s.gpus_per_learner, s.gpus_per_runner) > 0 and processes <= 1
+def _has_buffer(s: DerivedSettings) -> bool:
+    return s.overlong != "penalty" or (s.overlong_buffer or math.inf) < min(s.response_limits)
 
 
+_GROUP_ADVANTAGE = "advantage=rloo, grpo, dr_grpo or gdpo"
 CONFLICTS = (
-    Requirement(("stop",), lambda s: s.thinking is None, "thinking=null, as it would end thoughts too"),
+    Requirement(("stop",), lambda s: s.thinking is None, "thinking=null"),
+    Requirement(("credit",), lambda s: s.knowledge_transfer or not _is_along_chain(s), "knowledge_transfer=true"),
     Requirement(("reward_scope",), lambda s: s.num_agents == 1 or s.knowledge_transfer, "knowledge_transfer=true"),
     Requirement(("reward_scope",), lambda s: s.positions[-1].role.count == 1, "a last role with count=1"),
-    Requirement(
-        ("credit",),
-        lambda s: s.num_agents == 1 or s.knowledge_transfer or not _is_along_chain(s),
-        "knowledge_transfer=true, or chain_gamma=0",
-    ),
-    Requirement(
-        ("reward_scaling",),
-        lambda s: s.num_agents == 1 or not _is_along_chain(s),
-        "credit=sum, as credit=chain adds rewards of several LLMs",
-    ),
-    Requirement(
-        ("reward_scaling",), lambda s: s.advantage != "gdpo", "another advantage than gdpo, which scales each reward"
-    ),
-    Requirement(
-        ("loss",),
-        lambda s: s.loss != "gspo" or s.advantage in GROUP_ESTIMATORS,
-        "advantage=rloo, grpo, dr_grpo or gdpo, as it clips whole responses",
-    ),
+    Requirement(("reward_scaling",), lambda s: not _is_along_chain(s), "credit=sum"),
+    Requirement(("reward_scaling",), lambda s: s.advantage != "gdpo", "an advantage other than gdpo"),
+    Requirement(("loss",), lambda s: s.loss != "gspo" or s.advantage in GROUP_ESTIMATORS, _GROUP_ADVANTAGE),
     Requirement(("kl_target",), lambda s: s.kl_coef > 0, "kl_coef above 0"),
-    Requirement(("max_lag",), lambda s: s.importance_sampling_clip_max is not None, "importance_sampling_clip_max"),
+    Requirement(("overlong",), _has_buffer, "overlong_buffer below the length limit, usually a fifth of it"),
+    Requirement(("overlong",), lambda s: s.overlong == "mask" or s.advantage != "gdpo", "an advantage other than gdpo"),
+    Requirement(("min_response_tokens",), lambda s: s.overlong != "penalty", "overlong=keep or mask"),
     Requirement(
         ("min_response_tokens",),
         lambda s: (s.min_response_tokens or 0) <= s.max_response_tokens,
         "max_response_tokens of at least as many",
     ),
-    Requirement(
-        ("overlong",), lambda s: s.overlong != "penalty" or s.advantage != "gdpo", "another advantage than gdpo"
-    ),
-    Requirement(
-        ("overlong",),
-        lambda s: s.overlong != "penalty" or (s.overlong_buffer or math.inf) < min(s.response_limits),
-        "overlong_buffer below the length limit, usually a fifth of max_response_tokens",
-    ),
-    Requirement(
-        ("min_response_tokens",), lambda s: s.overlong != "penalty", "overlong=keep or mask, as it varies the limit"
-    ),
+    Requirement(("max_lag",), lambda s: s.importance_sampling_clip_max is not None, "importance_sampling_clip_max"),
     Requirement(("quantization",), lambda s: s.backend == "transformers", "backend=transformers"),
     Requirement(("quantization",), lambda s: s.shards_per_policy in (None, 1), "shards_per_policy=1"),
     Requirement(
@@ -72,26 +53,21 @@ CONFLICTS = (
     ),
     Requirement(
         ("tensor_parallel_size",),
-        lambda s: s.gpus_per_runner in (0, s.tensor_parallel_size),
-        "the same number of gpus_per_runner, or 0",
-    ),
-    Requirement(
-        ("tensor_parallel_size",),
-        lambda s: s.gpus_per_runner or s.runner_threads >= s.tensor_parallel_size,
+        lambda s: s.tensor_parallel_size <= s.runner_threads if s.gpus_per_runner == 0 else True,
         "as many gpus_per_runner, or without GPUs as many runner_threads",
     ),
     Requirement(
-        ("weight_transfer",),
-        lambda s: s.weight_transfer != "nccl" or _whole_gpus(s),
-        "whole GPUs for learners and runners",
+        ("tensor_parallel_size",),
+        lambda s: s.gpus_per_runner in (0, s.tensor_parallel_size),
+        "as many gpus_per_runner, or 0",
     ),
     Requirement(
         ("weight_transfer",),
-        lambda s: s.weight_transfer != "ipc" or _shares_gpu(s),
-        "one learner and one engine on the same GPU",
+        _has_devices,
+        "whole GPUs for learners and runners (nccl), or one learner and one engine on the same GPU (ipc)",
     ),
 )
-"""Settings that fail in combination with others, if they differ from their defaults."""
+"""Conditions without which settings that differ from their defaults fail."""
 
 
 def reject_conflicts(settings: DerivedSettings) -> None:
@@ -113,23 +89,17 @@ def _chain(s: DerivedSettings) -> Iterator[str]:
     if s.queries_per_update % s.teams:
         yield f"queries_per_update={s.queries_per_update} is not divisible by the {s.teams} teams. Set a multiple."
     if not isinstance(s.model, str) and len(s.model) != policies:
-        yield (
-            f"model is a list of length {len(s.model)}, not {policies}, the number of LLMs. List one model per LLM, or "
-            "name a single one for all."
-        )
+        yield f"model lists {len(s.model)} models for {policies} LLMs. List one per LLM, or name a single one for all."
     if len(set(s.models.values())) > 1 and s.weights == "lora":
         yield f"weights=lora requires a single base model, not {s.model_names}. Set weights=full, or one model."
     weight = {"sum": "partner_reward", "chain": "chain_gamma"}.get(s.credit)
     if weight is None and ":" not in s.credit:
         yield f"credit={s.credit} is unknown. Set it to sum, chain, or your own function as module:function."
     unrewarded = [p.role.name for p in s.positions if not p.role.has_reward]
-    if s.reward_scope == "last":
-        unrewarded += [p.role.name for p in s.positions[:-1]]
+    unrewarded += [p.role.name for p in s.positions[:-1] if s.reward_scope == "last"]
     if unrewarded and weight is not None and getattr(s, weight) == 0:
-        yield (
-            f"Role {unrewarded[0]} has no reward of its own, and with {weight}=0 no other one. Set {weight} above 0, "
-            "give it a reward, or set reward_scope=all."
-        )
+        ways = "give it a reward" if s.reward_scope == "all" else "reward_scope=all"
+        yield f"Role {unrewarded[0]} learns from no reward with {weight}=0. Set {weight} above 0, or {ways}."
 
 
 def _roles(s: DerivedSettings) -> Iterator[str]:
@@ -137,25 +107,19 @@ def _roles(s: DerivedSettings) -> Iterator[str]:
     for role in s.chain_roles:
         if role.repeat > 1 and s.stop_when is None:
             yield f"repeat={role.repeat} of role {role.name} requires feedback, and stop_when=solved."
-        if role.max_response_tokens is not None and role.max_response_tokens > s.max_response_tokens:
-            yield (
-                f"max_response_tokens={role.max_response_tokens} of role {role.name} is above the run's limit of "
-                f"{s.max_response_tokens}. Raise max_response_tokens of the run."
-            )
+        if (tokens := role.max_response_tokens or 1) > s.max_response_tokens:
+            yield f"max_response_tokens={tokens} of role {role.name} is above the run's limit. Raise that of the run."
         prompt = role.prompt or ""
         shown = placeholders(prompt) | {attribute for _, attribute in references(prompt)}
         if s.feedback is None and FEEDBACK_PLACEHOLDER in shown:
             yield f"The prompt of role {role.name} shows feedback, but the run has none. Set feedback."
     if s.frozen_models and not s.knowledge_transfer:
         yield "knowledge_transfer=false conflicts with a frozen model, whose responses no trained LLM would see."
-    if not s.pioneers and s.select_by == "bare":
-        yield f"The model of role {s.chain_roles[0].name} is frozen, so no LLM answers alone. Set select_by=chain."
     first, last = s.positions[0].role, s.positions[-1].role
+    if not s.pioneers and s.select_by == "bare":
+        yield f"The model of role {first.name} is frozen, so no LLM answers alone. Set select_by=chain."
     if not last.produces_response:
-        yield (
-            f"num_agents={s.num_agents} ends the chain with role {last.name}, which produces no response. Set another "
-            "num_agents."
-        )
+        yield f"num_agents={s.num_agents} ends the chain with role {last.name}, which produces no response. Change it."
     judged, other = (last, "bare") if s.select_by == "chain" else (first, "chain")
     if not judged.has_reward:
         yield f"select_by={s.select_by} requires a reward of role {judged.name}. Set one, or select_by={other}."
@@ -170,26 +134,19 @@ def _batch(s: DerivedSettings) -> Iterator[str]:
             f"minibatch_size={s.minibatch_size} does not divide the {s.responses} responses per policy and update "
             f"(queries_per_update={s.queries_per_update}). Valid sizes: {divisors}."
         )
-    learners = max(s.num_learners, 1)
-    if s.shards_per_policy is None and s.responses_per_step % learners:
-        size = s.responses_per_step
+    learners, size = max(s.num_learners, 1), s.responses_per_step
+    if s.shards_per_policy is None and size % learners:
         yield f"minibatch_size={size} is not divisible by num_learners={learners}. Set a multiple of it."
     if s.warmup_updates >= s.num_updates:
-        yield (
-            f"warmup_updates={s.warmup_updates} is not below num_updates={s.num_updates}. "
-            f"Set warmup_updates to {s.num_updates - 1} or less."
-        )
+        yield f"warmup_updates={s.warmup_updates} is not below num_updates={s.num_updates}. Lower it."
 
 
 def _objective(s: DerivedSettings) -> Iterator[str]:
     """Advantages and penalties."""
     if s.advantage in GROUP_ESTIMATORS and s.num_generations == 1:
         yield f"advantage={s.advantage} requires num_generations of 2 or more (4 or 8 are usual), not 1."
-    if s.kl_in_loss and s.kl_coef and s.kl_estimator != "k3":
-        yield (
-            f"advantage={s.advantage} has the KL in its loss and requires kl_estimator=k3, not {s.kl_estimator}. Set "
-            "kl_estimator=k3, or kl_coef=0."
-        )
+    if s.hyperparameters.kl_in_loss and s.kl_coef and s.kl_estimator != "k3":
+        yield f"advantage={s.advantage} has the KL in its loss: kl_estimator={s.kl_estimator}. Set k3, or kl_coef=0."
     if s.advantage == "gdpo" and (not isinstance(s.reward, list) or len(s.reward) < 2):
         yield "advantage=gdpo requires reward to be a list of two or more functions. Set it, or advantage=grpo."
     if s.advantage == "gdpo" and any(position.role.own_reward is not None for position in s.positions):
@@ -204,14 +161,11 @@ def _processes(s: DerivedSettings) -> Iterator[str]:
         yield f"backend=vllm requires temperature of 0.01 or more, not {s.temperature:g}. Or set backend=transformers."
     if s.backend == "vllm" and s.weights == "lora" and s.gpus_per_runner and s.dtype == "fp32":
         yield "vLLM 0.32 does not support weights=lora dtype=fp32 on a GPU. Set dtype=bf16, or backend=transformers."
-    policies, shards = len(s.policy_ids), s.shards_per_policy
-    if shards is not None and s.num_learners != (required := shards * policies):
-        yield f"shards_per_policy={shards} requires num_learners={required}, {shards} per LLM, not {s.num_learners}."
-    if s.num_learners > 1 and 0 < s.gpus_per_learner < 1:
-        yield (
-            f"gpus_per_learner={s.gpus_per_learner:g} conflicts with num_learners={s.num_learners}, as NCCL requires "
-            "whole GPUs. Set gpus_per_learner=1, or num_learners=1."
-        )
-    in_driver = s.gpus_per_runner + (s.gpus_per_learner if s.num_learners == 0 else 0)
+    shards, learners = s.shards_per_policy, s.num_learners
+    if shards is not None and learners != (required := shards * len(s.policy_ids)):
+        yield f"shards_per_policy={shards} requires num_learners={required}, {shards} per LLM, not {learners}."
+    if learners > 1 and 0 < s.gpus_per_learner < 1:
+        yield f"num_learners={learners} requires whole GPUs, as NCCL does. Set gpus_per_learner=1, or num_learners=1."
+    in_driver = s.gpus_per_runner + (s.gpus_per_learner if learners == 0 else 0)
     if s.num_runners == 0 and s.gpus_per_runner and in_driver > 1:
         yield f"num_runners=0 generates in the driver, which uses one GPU, not {in_driver:g}. Set num_runners=1."

@@ -6,6 +6,7 @@ import random
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields, replace
+from types import NoneType
 from typing import Any
 
 from pydantic import TypeAdapter, field_serializer, field_validator, model_validator
@@ -26,11 +27,22 @@ class DerivedSettings(Fields):
 
     @field_serializer("roles")
     def _dump_roles(self, roles: list[Role] | None) -> list[dict[str, Any]] | None:
-        defaults = {field.name: field.default for field in fields(Role)}
-        changed = [
-            {name: value for name, value in vars(role).items() if value != defaults[name]} for role in roles or ()
+        """Returns the values that differ from the defaults, which are attributes of the class."""
+        if roles is None:
+            return None
+        return [
+            {name: value for name, value in vars(role).items() if value != getattr(Role, name, None)} for role in roles
         ]
-        return None if roles is None else changed
+
+    @field_validator("roles", mode="before")
+    @classmethod
+    def _reject_other_numbers(cls, roles: Any) -> Any:
+        """Rejects texts such as `1_0`, which pydantic would read as numbers, as it reads `no` as a boolean."""
+        for role in roles if isinstance(roles, list) else ():
+            for name in ("count", "repeat", "max_response_tokens") if isinstance(role, Mapping) else ():
+                if type(role.get(name)) not in (int, NoneType):
+                    raise ValueError(f"Input should be a valid integer, but {name} is {role[name]!r}")
+        return roles
 
     @field_validator("roles")
     @classmethod
@@ -96,17 +108,13 @@ class DerivedSettings(Fields):
         """By position, the policy id that has it at first."""
         if self.roles is None:
             return tuple(self.policy_ids[k % len(self.policy_ids)] for k in range(self.num_agents))
-        by_role = dict(zip(self._distinct_roles, self._role_policies, strict=True))
-        return tuple(by_role[role.name] for role in self.chain_roles)
+        return tuple(self._role_policies[role.name] for role in self.chain_roles)
 
     @property
-    def _distinct_roles(self) -> dict[str, Role]:
-        return {role.name: role for role in self.chain_roles}
-
-    @property
-    def _role_policies(self) -> list[str]:
-        """By role of the chain, its policy id."""
-        return assign_policies(list(self._distinct_roles.values()), self.num_policies)
+    def _role_policies(self) -> dict[str, str]:
+        """Role of the chain → its policy id at first."""
+        roles = {role.name: role for role in self.chain_roles}
+        return dict(zip(roles, assign_policies(list(roles.values()), self.num_policies), strict=True))
 
     @property
     def policy_ids(self) -> tuple[str, ...]:
@@ -114,7 +122,7 @@ class DerivedSettings(Fields):
         if self.roles is None:
             count = self.num_policies or self.num_agents
         else:
-            count = self.num_policies or len({*self._role_policies} - {*self.frozen_models})
+            count = self.num_policies or len({*self._role_policies.values()} - {*self.frozen_models})
         return tuple(f"llm_{k + 1}" for k in range(count))
 
     @property
@@ -131,7 +139,7 @@ class DerivedSettings(Fields):
     @property
     def frozen_models(self) -> dict[str, str]:
         """Policy id → folder or hub id of the frozen models that have roles: `frozen_1`, ..."""
-        return {} if self.roles is None else frozen_policies(list(self._distinct_roles.values()))
+        return frozen_policies(self.chain_roles)
 
     @property
     def all_models(self) -> dict[str, str]:
@@ -207,19 +215,12 @@ class DerivedSettings(Fields):
         return self.hyperparameters.critic
 
     @property
-    def kl_in_loss(self) -> bool:
-        """Whether the KL penalty is part of the loss instead of the reward."""
-        return self.hyperparameters.kl_in_loss
-
-    @property
     def lora(self) -> Lora | None:
         """Configuration of the adapters; None with full weights."""
         if self.weights == "full":
             return None
-        targets = (
-            () if self.lora_target_modules is None else tuple(self.lora_target_modules.replace(" ", "").split(","))
-        )
-        return Lora(self.lora_rank, self.lora_alpha, targets, self.seed)
+        targets = (self.lora_target_modules or "").replace(" ", "").split(",")
+        return Lora(self.lora_rank, self.lora_alpha, tuple(filter(None, targets)), self.seed)
 
     def response_limit(self, update: int) -> int:
         """Length limit of responses in a training update; the same on all runners. Roles may have lower limits."""

@@ -90,6 +90,7 @@ def _shape(path: str, settings: Settings) -> ModelShape:
     blocks = [_count(block) for block in transformer_blocks(model)] if (settings.shards_per_policy or 1) > 1 else [0]
     used_experts = getattr(config, "num_experts_per_tok", None) or 0
     stacks = [stack for stack in model.parameters() if stack.ndim == 3] if used_experts else []  # one per expert layer
+    copies = 1 if settings.lora else 2  # trained experts also keep their inputs, and compute in fp32
     embeddings = {id(module.weight): module.weight.numel() for module in (model.get_input_embeddings(), head) if module}
     return ModelShape(
         parameters=parameters,
@@ -97,7 +98,7 @@ def _shape(path: str, settings: Settings) -> ModelShape:
         outside=parameters - sum(blocks),
         active=parameters
         - sum(embeddings.values())
-        - sum(stack.numel() * (1 - used_experts / len(stack)) for stack in stacks),
+        - sum(stack.numel() * (1 - copies * used_experts / len(stack)) for stack in stacks),
         adapter=adapter,
         layers=config.num_hidden_layers,
         hidden=config.hidden_size,

@@ -1,16 +1,21 @@
-"""YAML 1.2: `1e-6` is a number, `011` is eleven; `1:30` and `no` are texts. A duplicate key is an error.
+"""YAML 1.2 with decimal numbers: `1e-6` is a number, `011` is eleven; `1:30`, `no`, `0x10` and `1_000` are texts.
+
+A number in another notation is more often a typing error than meant, so it is a text, which no setting that is a number
+accepts. A duplicate key is an error.
 
 ruamel.yaml reads it. PyYAML, which implements only 1.1, writes it in a form that both versions read equally.
 """
 
 import json
 import math
+import re
 from typing import Any
 
 import yaml
 from ruamel.yaml import YAML
 from ruamel.yaml.constructor import SafeConstructor
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import ScalarNode
 
 from cory_env.message import SURROGATE_PROBLEM, has_surrogate
 from policies.settings.error import SettingsError
@@ -18,13 +23,29 @@ from policies.settings.error import SettingsError
 Scalar = str | int | float | bool | None
 Value = Scalar | list[str] | list[float] | list[dict[str, Scalar]] | dict[str, Any]
 QUOTES = ("'", '"')
+OTHER_NOTATION = re.compile(r"[-+]?0[xob]\w*|[-+\d.e]*_[-+\d.e_]*", re.ASCII | re.IGNORECASE)
+"""Numbers that are not decimal: in hexadecimal, octal or binary digits, or with underscores."""
 
 
 class _Constructor(SafeConstructor):
-    """Reads dates as texts."""
+    """Reads dates as texts, and numbers only if they are decimal."""
+
+
+def _read_int(constructor: SafeConstructor, node: ScalarNode) -> int | str:
+    return str(node.value) if _is_other_notation(node) else constructor.construct_yaml_int(node)
+
+
+def _read_float(constructor: SafeConstructor, node: ScalarNode) -> float | str:
+    return str(node.value) if _is_other_notation(node) else constructor.construct_yaml_float(node)
+
+
+def _is_other_notation(node: ScalarNode) -> bool:
+    return isinstance(node.value, str) and OTHER_NOTATION.fullmatch(node.value) is not None
 
 
 _Constructor.add_constructor("tag:yaml.org,2002:timestamp", SafeConstructor.construct_yaml_str)
+_Constructor.add_constructor("tag:yaml.org,2002:int", _read_int)
+_Constructor.add_constructor("tag:yaml.org,2002:float", _read_float)
 
 
 class _Dumper(yaml.SafeDumper):

@@ -1,6 +1,5 @@
 """The task drafts: queries, splits, prompts and rewards."""
 
-
 from cory_env.rewards.answer import whole_is_right
 from cory_env.tasks import Query, make_task
 from cory_env.tasks.drafts import draw_queries, format_working, is_working, parse_query

@@ -50,11 +50,20 @@ GDPO: dict[str, Any] = {
             "reward_scope=last requires knowledge_transfer=true.",
         ),
         ({"chain_lam": 0.5}, "chain_lam=0.5 requires credit=chain. Set that, or chain_lam=1.0."),
-        ({"credit": "chain", "knowledge_transfer": False}, "credit=chain requires knowledge_transfer=true, or chain_gamma=0. Set"),
-        ({"reward_scope": "last", "partner_reward": 0}, "Role pioneer has no reward of its own, and with partner_reward=0 no other"),
-        ({"reward_scope": "last", "credit": "chain", "chain_gamma": 0}, "with chain_gamma=0 no other one. Set chain_gamma"),
+        (
+            {"credit": "chain", "knowledge_transfer": False},
+            "credit=chain requires knowledge_transfer=true. Set",
+        ),
+        (
+            {"reward_scope": "last", "partner_reward": 0},
+            "Role pioneer learns from no reward with partner_reward=0. Set partner_reward above 0, or rew",
+        ),
+        (
+            {"reward_scope": "last", "credit": "chain", "chain_gamma": 0},
+            "with chain_gamma=0. Set chain_gamma",
+        ),
         ({"reward_scope": "last", "knowledge_transfer": False}, "reward_scope=last requires knowledge_transfer=true."),
-        ({"credit": "chain", "reward_scaling": "scale"}, "reward_scaling=scale requires credit=sum, as credit=chain"),
+        ({"credit": "chain", "reward_scaling": "scale"}, "reward_scaling=scale requires credit=sum. Set that"),
         (
             {"credit": "chain", "chain_lam": 0.5, "advantage": "rloo", "num_generations": 4},
             "chain_lam=0.5 requires advantage=gae. Set that, or chain_lam=1.0.",
@@ -62,7 +71,7 @@ GDPO: dict[str, Any] = {
         ({"select_by": "mean"}, "select_by=mean requires eval_average=true. Set that, or select_by=bare."),
         ({"feedback": "task", "knowledge_transfer": False}, "feedback=task requires num_agents of 2 or more, and know"),
         ({"num_agents": 1, "select_by": "chain"}, "select_by=chain requires num_agents of 2 or more, and"),
-        ({"warmup_updates": 5, "num_updates": 5}, "warmup_updates=5 is not below num_updates=5. Set warmup_updates"),
+        ({"warmup_updates": 5, "num_updates": 5}, "warmup_updates=5 is not below num_updates=5. Lower it."),
         ({"dynamic_sampling": 3}, "dynamic_sampling=3 requires advantage=rloo, grpo, dr_grpo or gdpo. Set that"),
         ({"dynamic_sampling": 0}, "Setting `dynamic_sampling`=0: Input should be greater than or equal to 1."),
         ({"overlong_buffer": 4}, "overlong_buffer=4 requires overlong=penalty. Set that, or overlong_buffer=null."),
@@ -70,14 +79,17 @@ GDPO: dict[str, Any] = {
         ({"overlong": "penalty", "overlong_buffer": 15}, "overlong=penalty requires overlong_buffer below the"),
         (
             {"overlong": "penalty", "overlong_buffer": 2, "min_response_tokens": 4},
-            "min_response_tokens=4 requires overlong=keep or mask, as it varies the limit. Set that, or",
+            "min_response_tokens=4 requires overlong=keep or mask. Set that, or",
         ),
         (
             {"advantage": "gdpo", "num_generations": 2, "kl_estimator": "k3"},
             "advantage=gdpo requires reward to be a list",
         ),
-        ({**GDPO, "reward_scaling": "scale"}, "reward_scaling=scale requires another advantage than gdpo"),
-        ({**GDPO, "overlong": "penalty", "overlong_buffer": 2}, "overlong=penalty requires another advantage than gdpo"),
+        ({**GDPO, "reward_scaling": "scale"}, "reward_scaling=scale requires an advantage other than gdpo"),
+        (
+            {**GDPO, "overlong": "penalty", "overlong_buffer": 2},
+            "overlong=penalty requires an advantage other than gdpo",
+        ),
         (
             {**GDPO, "num_generations": 1, "queries_per_update": 256},
             "advantage=gdpo requires num_generations of 2 or more (4 or 8 are usual)",
@@ -87,8 +99,11 @@ GDPO: dict[str, Any] = {
             "advantage=gdpo requires the same reward functions in all roles. Remove those of roles.",
         ),
         ({"advantage": "rloo"}, "advantage=rloo requires num_generations of 2 or more (4 or 8 are usual), not 1."),
-        ({"advantage": "grpo", "num_generations": 2}, "advantage=grpo has the KL in its loss and requires"),
-        ({"advantage": "dr_grpo", "num_generations": 2, "kl_estimator": "full"}, "requires kl_estimator=k3, not full."),
+        (
+            {"advantage": "grpo", "num_generations": 2},
+            "advantage=grpo has the KL in its loss: kl_estimator=k1. Set k3, or kl_coef=0.",
+        ),
+        ({"advantage": "dr_grpo", "num_generations": 2, "kl_estimator": "full"}, "kl_estimator=full. Set k3, or"),
         ({"advantage": "rloo", "num_generations": 2, "gamma": 0.9}, "gamma=0.9 requires advantage=gae or reinfo"),
         ({"seed": 2**31}, "Setting `seed`=2147483648: Input should be less than 2147483648."),
         ({"max_lag": 2}, "Setting `max_lag`=2: Input should be less than or equal to 1."),
@@ -101,7 +116,7 @@ GDPO: dict[str, Any] = {
         ({"importance_sampling_clip_min": 2}, "Setting `importance_sampling_clip_min`=2: Input should be less than or"),
         (
             {"loss": "gspo"},
-            "loss=gspo requires advantage=rloo, grpo, dr_grpo or gdpo, as it clips whole responses. Set that, or",
+            "loss=gspo requires advantage=rloo, grpo, dr_grpo or gdpo. Set that, or loss=ppo.",
         ),
         (
             {"loss": "gspo", "advantage": "reinforce"},
@@ -134,8 +149,11 @@ GDPO: dict[str, Any] = {
         ({"average_tau": 0.5}, "average_tau=0.5 requires average_period. Set that, or average_tau=1.0."),
         ({"lora_rank": 8}, "lora_rank=8 requires weights=lora. Set that, or lora_rank=16."),
         ({"average_period": 2, "average_tau": 0}, "Setting `average_tau`=0: Input should be greater than 0"),
-        ({"model": ["a", "b"], "num_agents": 3}, "model is a list of length 2, not 3, the number of LLMs. List one"),
-        ({"model": [], "num_agents": 1}, "model is a list of length 0, not 1"),
+        (
+            {"model": ["a", "b"], "num_agents": 3},
+            "model lists 2 models for 3 LLMs. List one per LLM, or name a single one for all.",
+        ),
+        ({"model": [], "num_agents": 1}, "model lists 0 models for 1 LLMs"),
         ({"model": ["a", 1]}, "Setting `model`=['a', 1]: Input should be a valid string."),
         ({"model": ["a", "b"], "weights": "lora"}, "weights=lora requires a single base model, not a, b. Set"),
         ({"model": ["a", "b"], "average_period": 2}, "average_period=2 requires two or more LLMs with the same model"),
@@ -145,7 +163,7 @@ GDPO: dict[str, Any] = {
         ),
         ({"num_learners": 3, "queries_per_update": 8, "minibatch_size": 8}, "not divisible by num_learners=3"),
         ({"offload_optimizer": True}, "offload_optimizer=true requires gpus_per_learner."),
-        ({"num_learners": 2, "gpus_per_learner": 0.5}, "gpus_per_learner=0.5 conflicts with num_learners=2"),
+        ({"num_learners": 2, "gpus_per_learner": 0.5}, "num_learners=2 requires whole GPUs, as NCCL does. Set"),
         ({"shards_per_policy": 2, "num_learners": 3}, "shards_per_policy=2 requires num_learners=4, 2 per LLM, not 3."),
         ({"shards_per_policy": 1, "num_policies": 1}, "requires num_learners=1, 1 per LLM, not 0."),
         (
@@ -175,11 +193,11 @@ GDPO: dict[str, Any] = {
         ({"weight_transfer": "gloo", "backend": "transformers"}, "weight_transfer=gloo requires backend=vllm"),
         (
             {"weight_transfer": "nccl", "gpus_per_learner": 0.5, "gpus_per_runner": 0.5},
-            "requires whole GPUs for learners and runners. Set that, or weight_transfer=null.",
+            "weight_transfer=nccl requires whole GPUs for learners and runners (nccl), or",
         ),
         (
             {"weight_transfer": "ipc", "gpus_per_learner": 0.5, "gpus_per_runner": 0.5, "num_runners": 2},
-            "weight_transfer=ipc requires one learner and one engine",
+            "weight_transfer=ipc requires whole",
         ),
         (
             {"tensor_parallel_size": 2, "num_runners": 0, "gpus_per_runner": 2},
@@ -197,8 +215,11 @@ GDPO: dict[str, Any] = {
             {"weights": "lora", "gpus_per_runner": 0.5, "dtype": "fp32", "backend": "vllm"},
             "vLLM 0.32 does not support weights=lora dtype=fp32 on a GPU. Set dtype=bf16, or backend=transformers.",
         ),
-        ({"tensor_parallel_size": 2, "gpus_per_runner": 0.5}, "tensor_parallel_size=2 requires the same number of"),
-        ({"tensor_parallel_size": 2, "gpus_per_runner": 4}, "requires the same number of gpus_per_runner, or 0."),
+        (
+            {"tensor_parallel_size": 2, "gpus_per_runner": 0.5},
+            "tensor_parallel_size=2 requires as many gpus_per_runner, or 0. Set that, or",
+        ),
+        ({"tensor_parallel_size": 2, "gpus_per_runner": 4}, "requires as many gpus_per_runner, or 0."),
         ({"tensor_parallel_size": 2}, "requires as many gpus_per_runner, or without GPUs as many runner_"),
     ],
 )

@@ -51,7 +51,10 @@ def test_they_reach_the_algorithm_and_the_environment(small_model: str) -> None:
             {"thinking": {**TAGS, "end": "<think>"}},
             "Setting `thinking`={'start': '<think>', 'end': '<think>'}: thinking",
         ),
-        ({"thinking": TAGS, "stop": "."}, "stop=. requires thinking=null, as it would end thoughts too. Set that, or stop"),
+        (
+            {"thinking": TAGS, "stop": "."},
+            "stop=. requires thinking=null. Set that, or stop=null.",
+        ),
     ],
 )
 def test_invalid_ones_are_rejected(values: dict[str, object], message: str) -> None:

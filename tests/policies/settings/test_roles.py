@@ -97,8 +97,12 @@ def test_frozen_models_have_policy_ids_of_their_own_and_keep_their_roles() -> No
             {},
             "The prompt of role b shows feedback, but the run",
         ),
-        (TEAM, {"partner_reward": 0}, "Role critic has no reward of its own, and with partner_reward=0 no other one"),
-        (TEAM, {"credit": "chain", "chain_gamma": 0}, "with chain_gamma=0 no other one"),
+        (
+            TEAM,
+            {"partner_reward": 0},
+            "Role critic learns from no reward with partner_reward=0. Set partner_reward above 0, or give it",
+        ),
+        (TEAM, {"credit": "chain", "chain_gamma": 0}, "with chain_gamma=0. Set chain_gamma above 0, or give"),
         (
             [SOLVER, {"name": "b", "reward": "none"}],
             {"select_by": "chain"},
