@@ -275,8 +275,8 @@ class Fields(BaseModel):
     entropy_coef: float = learning_setting(0.0, ge=0, clone=True)
     """Weight of the mean entropy per token in the objective, which keeps responses diverse."""
     importance_sampling_mode: ImportanceSamplingMode = learning_setting("token_truncate")
-    """Weights by learner's / sampler's probability, which correct for bf16 and `max_lag`: per token, or the product over
-    the response (`sequence_*`); out of bounds, they are set to the bound (`*_truncate`) or 0 (`*_mask`)."""
+    """Weights by learner's / sampler's probability, which correct for bf16 and `max_lag`: per token, or their product
+    over a response (`sequence_*`); out of bounds, they are set to the bound (`*_truncate`) or 0 (`*_mask`)."""
     importance_sampling_clip_max: float | None = learning_setting(2.0, ge=1)
     """Largest importance sampling weight; null: no weights."""
     importance_sampling_clip_min: float | None = learning_setting(None, gt=0, le=1)
