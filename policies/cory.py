@@ -127,9 +127,12 @@ class Cory(TemporaryLogdir, Algorithm):
         """
         self.warm_start.check()
         result: dict[str, Any] = super().step()
-        done = self.updates == self.settings.num_updates
+        done = self._is_done()
         result.update(cory=self._report, updates=self.updates, combined_reward=self.combined_reward, done=done)
         return result
+
+    def _is_done(self) -> bool:
+        return self.updates == self.settings.num_updates
 
     def training_step(self) -> None:
         """Runs one update.
@@ -139,12 +142,14 @@ class Cory(TemporaryLogdir, Algorithm):
             NonFiniteUpdate: a gradient is NaN or infinite.
             LearnerError: a learner process died or hung.
         """
-        timer, s, update, mapping = PhaseTimer(), self.settings, self.updates, self.mapping
+        timer = PhaseTimer()
+        update, mapping, s = self.updates, self.mapping, self.settings
 
         # 1. Generate responses: pioneer first, then observer.
         with timer.phase("rollout"):
             rollout = self.scheduler.generate(update, mapping)
         rows = rows_from_episodes(rollout.episodes)
+
         if s.max_lag and update + 1 < s.num_updates:  # runners generate the next update while learners train
             exchange_next = exchange_due(s, self.updates_since_exchange + 1)
             self.scheduler.prefetch(update + 1, mapping.rotated() if exchange_next else mapping)
@@ -154,16 +159,29 @@ class Cory(TemporaryLogdir, Algorithm):
             scored = self.learners.score(rows, keep=True, reference=s.trains_with_reference)
             for policy_id, scores in scored.items():
                 rows[policy_id] |= scores
-            self.sync_check.check_update(rows, rollout, update)
 
             # 3. Assign credit, then estimate advantages.
-            columns, policy_metrics = self._estimate_advantages(rows)
+            trained = [policy_id for policy_id in rows if policy_id in self.estimators]
+            policy_metrics = {policy_id: compute_metrics(rows[policy_id], s.report_kl_coef) for policy_id in trained}
+            self.sync_check.check_update(rows, rollout, update)
+            train_columns: dict[str, Rows] = {}
+            credit = s.credit_assignment
+            credited = assign_credit(rows, credit, self.estimators)
+            weights = s.gdpo_weights
+            parts = assign_part_credit(rows, credit, self.estimators, weights) if weights else {}
+            for policy_id in trained:
+                rewards = {"rewards": credited[policy_id]}
+                rewards |= {"reward_parts": parts[policy_id]} if parts else {}
+                columns, estimator_metrics = self.estimators[policy_id].estimate(rows[policy_id] | rewards)
+                train_columns[policy_id] = columns
+                rows[policy_id] |= columns
+                policy_metrics[policy_id] |= estimator_metrics
             role_metrics = measure_roles(rows, mapping, s.report_kl_coef)
 
             # 4. Train: every LLM learns from its own responses. Its learners kept their tokens after scoring.
             kl_coefs = {policy_id: estimator.kl_coef for policy_id, estimator in self.estimators.items()}
-            results = self.learners.learn(columns, update, kl_coefs)
-            for policy_id in columns:
+            results = self.learners.learn(train_columns, update, kl_coefs)
+            for policy_id in trained:
                 self.estimators[policy_id].update_kl_coef(rows[policy_id]["kl"])
         log_update(self.metrics, rollout, policy_metrics, results, s)
         self.updates += 1
@@ -183,37 +201,21 @@ class Cory(TemporaryLogdir, Algorithm):
             self.sync_check.check_trained_weights()
 
         # 7. Report. `RoleExchange` exchanges roles after this step.
-        self._report = {"update": self.updates, "exchanges": self.exchanges, "exchanged": False, "averaged": averaged}
-        self._report |= update_report(rollout, update, mapping, policy_metrics, role_metrics)
-        responses = {policy_id: len(rows[policy_id]["mask"]) for policy_id in columns}
+        self._report = {
+            "update": self.updates,
+            "exchanges": self.exchanges,
+            "exchanged": False,
+            "averaged": averaged,
+            **update_report(rollout, update, mapping, policy_metrics, role_metrics),
+        }
+        responses = {policy_id: len(rows[policy_id]["mask"]) for policy_id in trained}
         self._report["health"] = self.health.observe(self._report, responses)
         self._report["collapsed"] = any(warning["signature"] in COLLAPSE for warning in self._report["health"])
-        if self.updates % s.eval_every == 0 or self.updates == s.num_updates:
+        if self.updates % s.eval_every == 0 or self._is_done():
             with timer.phase("evaluate"):
                 self._report |= self.evaluator.evaluate()
             self.combined_reward = s.selection_score(self._report)
         self._report["seconds"] = timer.seconds(rollout.counters)
-
-    def _estimate_advantages(self, rows: dict[str, Rows]) -> tuple[dict[str, Rows], dict[str, dict[str, float]]]:
-        """Assigns credit and estimates the advantages of all trained policies, and adds them to `rows`.
-
-        Returns:
-            By policy id the new columns, and the metrics of its responses.
-        """
-        s = self.settings
-        columns: dict[str, Rows] = {}
-        metrics: dict[str, dict[str, float]] = {}
-        credit, weights = s.credit_assignment, s.gdpo_weights
-        credited = assign_credit(rows, credit, self.estimators)
-        parts = assign_part_credit(rows, credit, self.estimators, weights) if weights else {}
-        for policy_id in [policy_id for policy_id in rows if policy_id in self.estimators]:
-            rewards = {"rewards": credited[policy_id]}
-            rewards |= {"reward_parts": parts[policy_id]} if parts else {}
-            metrics[policy_id] = compute_metrics(rows[policy_id], s.report_kl_coef)
-            columns[policy_id], estimates = self.estimators[policy_id].estimate(rows[policy_id] | rewards)
-            rows[policy_id] |= columns[policy_id]
-            metrics[policy_id] |= estimates
-        return columns, metrics
 
     def exchange_roles(self) -> None:
         """Rotates the roles (paper: role exchange). Only the mapping changes, no weights are moved.

@@ -57,12 +57,17 @@ class LogprobDiff(NamedTuple):
     tokens: int
 
     @classmethod
-    def measure(cls, *comparisons: tuple[Rows, torch.Tensor]) -> LogprobDiff:
+    def measure(cls, rows: Rows, logprobs: torch.Tensor) -> LogprobDiff:
         """Compares the sampler's log-probabilities in rows with the learner's, `[B, R]`."""
-        diffs = torch.cat(
-            [(rows["sampler_logprobs"] - logprobs).abs()[rows["mask"].bool()] for rows, logprobs in comparisons]
-        )
+        diffs = (rows["sampler_logprobs"] - logprobs).abs()[rows["mask"].bool()]
         return cls(float(diffs.mean()), float(diffs.std(correction=0)), len(diffs))
+
+    def merge(self, other: LogprobDiff) -> LogprobDiff:
+        """Returns the difference over the tokens of both."""
+        tokens = self.tokens + other.tokens
+        share = other.tokens / tokens
+        variance = (1 - share) * (self.std**2 + share * (self.mean - other.mean) ** 2) + share * other.std**2
+        return LogprobDiff((1 - share) * self.mean + share * other.mean, math.sqrt(variance), tokens)
 
     def __str__(self) -> str:
         return f"{self.mean:.4g} ± {self.std / math.sqrt(self.tokens):.1g} nats per token ({self.tokens} tokens)"
@@ -135,7 +140,7 @@ class SyncCheck:
         """
         if policy_id in self.settings.frozen_models or not rows["logprobs"].isfinite().all():
             return
-        diff = LogprobDiff.measure((rows, rows["logprobs"]))
+        diff = LogprobDiff.measure(rows, rows["logprobs"])
         check_diff(policy_id, diff, self._starts.get(policy_id), self._dtype(policy_id), self.settings)
         self._starts.setdefault(policy_id, diff)
 
@@ -234,27 +239,30 @@ def check_weight_sync(
         The difference by rounding: with the initial and with the perturbed weights in both.
     """
     perturbed_weights = perturb(weights, seed=0)
+
+    def diff(rows: Rows, learner_weights: Weights) -> LogprobDiff:
+        return LogprobDiff.measure(rows, score(learner_weights, rows))
+
     initial_rows = _make_rows(prompts, generate(prompts))
+    before = diff(initial_rows, weights)
     load(perturbed_weights)
     try:
         perturbed_rows = _make_rows(prompts, generate(prompts))
     finally:
         load(weights)
     restored_rows = _make_rows(prompts, generate(prompts))
-    initial = (initial_rows, score(weights, initial_rows))
-    perturbed = (perturbed_rows, score(perturbed_weights, perturbed_rows))
-    before, changed = LogprobDiff.measure(initial).mean, LogprobDiff.measure(perturbed).mean
-    after = LogprobDiff.measure((restored_rows, score(weights, restored_rows))).mean
-    moved = LogprobDiff.measure((perturbed_rows, score(weights, perturbed_rows))).mean  # with an engine of old weights
-    limit = 2 * before + tolerance * moved
-    if not (changed <= limit and after <= limit and moved >= 10 * before):  # True for NaN too
+    perturbed, after = diff(perturbed_rows, perturbed_weights), diff(restored_rows, weights)
+    moved = diff(perturbed_rows, weights)  # as if the engine had kept the initial weights
+    limit = 2 * before.mean + tolerance * moved.mean
+    is_synced = perturbed.mean <= limit and after.mean <= limit and moved.mean >= 10 * before.mean
+    if not is_synced:  # True for NaN too
         raise WeightSyncCheckError(
             f"The generation engine of {policy_id} does not use new weights: mean |sampler - learner| log-probability "
-            f"is {before:.2g} initially, {changed:.2g} after new weights (limit {limit:.2g}; {moved:.2g} with the old "
-            f"ones) and {after:.2g} after restoring the old ones. Use another backend, and report this with the model "
-            "and the versions of vLLM, transformers and torch."
+            f"is {before.mean:.2g} initially, {perturbed.mean:.2g} after new weights (limit {limit:.2g}; "
+            f"{moved.mean:.2g} with the old ones) and {after.mean:.2g} after restoring the old ones. Use another "
+            "backend, and report this with the model and the versions of vLLM, transformers and torch."
         )
-    return LogprobDiff.measure(initial, perturbed)
+    return before.merge(perturbed)
 
 
 def _make_rows(prompts: Sequence[Sequence[int]], responses: Sequence[Response]) -> Rows:

@@ -162,11 +162,11 @@ def test_a_resumed_run_has_the_same_limits(make_cory: MakeCory, tmp_path: Path) 
     assert resumed.sync_check.state == state | {"llm_1": (0.01, 0.01, 50)}
 
 
-def test_the_difference_of_several_comparisons_is_that_of_all_tokens() -> None:
+def test_merged_differences_equal_those_of_all_tokens() -> None:
     values = torch.rand(50, generator=torch.Generator().manual_seed(0))
 
-    def compare(part: torch.Tensor) -> tuple[Rows, torch.Tensor]:
-        return make_rows([[1]], [[2] * len(part)], [part.tolist()], [0.0], [False]), torch.zeros(1, len(part))
+    def measure(part: torch.Tensor) -> LogprobDiff:
+        rows = make_rows([[1]], [[2] * len(part)], [part.tolist()], [0.0], [False])
+        return LogprobDiff.measure(rows, torch.zeros(1, len(part)))
 
-    diff = LogprobDiff.measure(compare(values[:20]), compare(values[20:]))
-    assert diff == pytest.approx(LogprobDiff.measure(compare(values)))
+    assert measure(values[:20]).merge(measure(values[20:])) == pytest.approx(measure(values))

@@ -62,7 +62,7 @@ def assert_tells_rounding_from_other_weights(
         responses = generate(PROMPTS)
         tokens, logprobs = ([list(getattr(r, name)) for r in responses] for name in ("tokens", "logprobs"))
         rows = make_rows(PROMPTS, tokens, logprobs, [0.0] * len(PROMPTS), [False] * len(PROMPTS))
-        diff = LogprobDiff.measure((rows, score(trained, rows)))
+        diff = LogprobDiff.measure(rows, score(trained, rows))
         check_diff("llm_1", diff, start, DTYPES[dtype], make_settings({"dtype": dtype}))
 
     check_engine_with(trained)
