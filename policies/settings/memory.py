@@ -144,12 +144,13 @@ def estimate_learner(settings: Settings, models: Sequence[ModelShape]) -> Memory
         parts["Adam"] = adam
     if shards > 1:
         gathered = models[0].outside + 2 * models[0].block  # the next block is prefetched
-        stored = base_dtype(settings.dtype, device).itemsize
+        base_size = base_dtype(settings.dtype, device).itemsize
         gradients = 4.0 * (models[0].outside + models[0].block)
-        parts["unsharded blocks"] = float(stored * gathered) if settings.lora else size * gathered + gradients
+        parts["unsharded blocks"] = float(base_size * gathered) if settings.lora else size * gathered + gradients
     elif size == 2 and (settings.lora is None or device.type == "cpu"):
         parts["bf16 copy"] = 2.0 * max(model.active for model in models)  # autocast's, of the policy that is learning
-    parts["activations"] = max(_activations(settings, model, size) for model in models)
+    stored = size if settings.lora and device.type == "cuda" else 4  # bytes of residuals; those of adapters are cast
+    parts["activations"] = max(_activations(settings, model, size, stored) for model in models)
     parts["logits"] = max(_logits(settings, model, device, size) for model in models)
     memory = with_overhead(parts, device, LIBRARIES["learner"])
     if device.type == "cpu":
@@ -159,7 +160,7 @@ def estimate_learner(settings: Settings, models: Sequence[ModelShape]) -> Memory
     return memory._replace(host=memory.host + copied + (adam if settings.offload_optimizer else 0.0))
 
 
-def _activations(settings: Settings, model: ModelShape, size: int) -> float:
+def _activations(settings: Settings, model: ModelShape, size: int, stored: int) -> float:
     """Bytes that the forward pass of the longest micro-batch saves for the backward pass, without logits.
 
     A matrix with n outputs saves about 2 n values per token: the outputs, and those of the next function. As most
@@ -167,7 +168,7 @@ def _activations(settings: Settings, model: ModelShape, size: int) -> float:
     `gradient_checkpointing`, only the inputs of all blocks and the activations of one are kept.
     """
     block = 2.0 * size * model.active / model.hidden / model.layers + NORMS * model.hidden
-    inputs = 4.0 * model.hidden * model.layers
+    inputs = float(stored * model.hidden * model.layers)
     per_token = inputs + block if settings.gradient_checkpointing else block * model.layers
     return _rows(settings) * settings.max_length * per_token
 

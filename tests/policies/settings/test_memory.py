@@ -81,7 +81,7 @@ def test_estimated_activations_are_near_those_of_a_forward_pass(
     estimate = estimate_learner(settings, model_shapes(settings)).parts["activations"]
     ratio = estimate / saved_bytes(str(tmp_path), settings)
     print(family, dtype, weights, round(ratio, 2))
-    assert 0.75 < ratio < 1.5
+    assert (0.65 if family == "qwen3_moe" else 0.8) < ratio < 1.4  # autocast leaves experts in fp32
 
 
 def test_gradient_checkpointing_saves_the_inputs_of_blocks_and_one_block(tmp_path: Path) -> None:
