@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from cory_env.tasks.task import FEEDBACK_PLACEHOLDER, placeholders, references
 from policies.settings.derived import DerivedSettings
-from policies.settings.overrides import GROUP_ESTIMATORS, REQUIREMENTS, Requirement, reject_unmet
+from policies.settings.overrides import GROUP_ADVANTAGE, GROUP_ESTIMATORS, REQUIREMENTS, Requirement, reject_unmet
 
 
 def _is_along_chain(s: DerivedSettings) -> bool:
@@ -25,7 +25,6 @@ def _has_buffer(s: DerivedSettings) -> bool:
     return s.overlong != "penalty" or (s.overlong_buffer or math.inf) < min(s.response_limits)
 
 
-_GROUP_ADVANTAGE = "advantage=rloo, grpo, dr_grpo or gdpo"
 CONFLICTS = (
     Requirement(("stop",), lambda s: s.thinking is None, "thinking=null"),
     Requirement(("credit",), lambda s: s.knowledge_transfer or not _is_along_chain(s), "knowledge_transfer=true"),
@@ -33,7 +32,7 @@ CONFLICTS = (
     Requirement(("reward_scope",), lambda s: s.positions[-1].role.count == 1, "a last role with count=1"),
     Requirement(("reward_scaling",), lambda s: not _is_along_chain(s), "credit=sum"),
     Requirement(("reward_scaling",), lambda s: s.advantage != "gdpo", "an advantage other than gdpo"),
-    Requirement(("loss",), lambda s: s.loss != "gspo" or s.advantage in GROUP_ESTIMATORS, _GROUP_ADVANTAGE),
+    Requirement(("loss",), lambda s: s.loss != "gspo" or s.advantage in GROUP_ESTIMATORS, GROUP_ADVANTAGE),
     Requirement(("kl_target",), lambda s: s.kl_coef > 0, "kl_coef above 0"),
     Requirement(("overlong",), _has_buffer, "overlong_buffer below the length limit, usually a fifth of it"),
     Requirement(("overlong",), lambda s: s.overlong == "mask" or s.advantage != "gdpo", "an advantage other than gdpo"),
