@@ -32,30 +32,19 @@ from policies.settings.settings import Settings
 logger = logging.getLogger(__name__)
 
 COLLAPSE = ("repetition", "eos", "kl")
-CHANCE = 3.0
-"""Standard errors within which a difference counts as chance."""
-ZERO_STD_TOLERANCE = 1e-6
-"""Standard deviation up to which rewards count as equal."""
-MIN_FIRST_EOS_RATE = 0.05
-"""If the first end-of-sequence rate is below this, a lower one is not a sign."""
-MAX_CUT_RATE = 0.95
-"""From this share of responses at the length limit on, the limit is too low."""
-OPEN_ENDED_TASKS = ("imdb",)
-"""Tasks whose responses continue a text, and need no end."""
-MAX_REPETITION_RISE = 0.2
-"""Largest rise of the share of repeated token pairs since the first update, whose texts may repeat by nature."""
-PATIENCE = 3
-"""Consecutive updates after which most signs become a warning."""
-MIN_EOS_RATIO = 0.5
-"""Smallest end-of-sequence rate, as a share of the first update's."""
-MAX_TOKEN_KL = 2.0
-"""Largest KL to the reference per response token, in nats."""
-MAX_KL_RISE = 0.5
-"""Largest rise of the KL per token in one update, as a share of `MAX_TOKEN_KL` (docs/health.md)."""
-MAX_DEFICIT = 0.5
-"""Standard deviations by which a later role's task reward may be below the pioneer's."""
-MAX_ROLE_GAP = 2.0
-"""Standard deviations by which the roles' task rewards may differ."""
+PATIENCE = 3  # consecutive updates after which most signs become a warning
+CHANCE = 3.0  # standard errors within which a difference counts as chance
+ZERO_STD_TOLERANCE = 1e-6  # standard deviation up to which rewards count as equal
+OPEN_ENDED_TASKS = ("imdb",)  # whose responses continue a text, and need no end
+# Limits (docs/health.md), well outside the range of healthy runs.
+MAX_REPETITION_RISE = 0.2  # of the share of repeated token pairs since the first update, as texts may repeat by nature
+MIN_FIRST_EOS_RATE = 0.05  # if the first end-of-sequence rate is below this, a lower one is not a sign
+MIN_EOS_RATIO = 0.5  # smallest end-of-sequence rate, as a share of the first update's
+MAX_CUT_RATE = 0.95  # from this share of responses at the length limit on, the limit is too low
+MAX_TOKEN_KL = 2.0  # largest KL to the reference per response token, in nats
+MAX_KL_RISE = 0.5  # of the KL per token in one update, as a share of `MAX_TOKEN_KL`
+MAX_DEFICIT = 0.5  # standard deviations by which a later role's task reward may be below the pioneer's
+MAX_ROLE_GAP = 2.0  # standard deviations by which the roles' task rewards may differ
 
 
 class HealthSign(NamedTuple):

@@ -30,19 +30,15 @@ _NOISE = 0.1  # of each tensor's root mean square; with 0.3, bf16's rounding gro
 _ZERO_NOISE = 0.15  # for all-zero tensors, such as an adapter's second matrix at start; bf16 rounding hides less
 _NOISE_LENGTH = 100_003  # numbers that repeat, as drawing is slow; a prime, so that rows of a matrix get different ones
 _NUM_QUERIES = 16  # of a check without an update's responses
+# Allowed deviation as a share of the perturbation's effect, besides twice the rounding difference, by compute type.
 _TOLERANCE = {torch.float32: 0.005, torch.bfloat16: 0.05}
-"""Allowed deviation as a share of the perturbation's effect, besides twice the rounding difference, by compute type."""
+# Lowest limit of mean |sampler - learner| log-probability, in nats per token, by compute type: several times the
+# effect of rounding in small models; with vLLM on a GPU, whose attention multiplies in TF32, up to 0.001 on an H200.
 _MIN_LIMIT = {torch.float32: 0.001, torch.bfloat16: 0.05}
-"""Lowest limit of mean |sampler - learner| log-probability, in nats per token, by compute type: several times the
-effect of rounding in small models."""
 _MIN_LIMIT_TF32 = 0.005
-"""The same for fp32 with vLLM on a GPU, whose attention multiplies in TF32 (up to 0.001 on an H200)."""
-_LIMIT_RANGE = 10
-"""Highest limit divided by the lowest. Rounding does not explain more, even if the difference was as large at start."""
-_GROWTH = 3
-"""The difference may become this many times as large as at start: training changes the responses and their rounding."""
-_STANDARD_ERRORS = 3
-"""Standard errors of the means, at start and now, that do not count."""
+_LIMIT_RANGE = 10  # highest limit / lowest; rounding explains no more, even if the difference was as large at start
+_GROWTH = 3  # times as large as at start: training changes the responses and their rounding
+_STANDARD_ERRORS = 3  # of the means, at start and now, that do not count
 
 
 class WeightSyncCheckError(RuntimeError):

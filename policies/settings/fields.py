@@ -73,7 +73,7 @@ class Fields(BaseModel):
     """Training queries instead of the task's own: a .jsonl, .json, .csv or .parquet file, `hub:OWNER/NAME` or
     `hub:FOLDER`; options follow as `?query_column=COLUMN`, for `hub:` also `&split=train&config=...&revision=...`."""
     eval_data: str | None = task_setting(None, content=True)
-    """Held-out queries, in the same form as `data`; null: every tenth row of `data`, of few rows more (at least 40)."""
+    """Held-out queries, in the same form as `data`; null: every tenth row of `data`, 40 of fewer than 400."""
     validation: bool = task_setting(True)
     """Split the held-out queries: the first `eval_queries` (at most half; every second one if they are rows of `data`)
     select checkpoints and trials, and the rest are the test set. If false, all of them serve both purposes."""
