@@ -102,7 +102,7 @@ class Health:
         first_eos_rate, first_repetition, last_kl = (
             self.state.setdefault(name, {}) for name in ("first_eos_rate", "first_repetition", "token_kl")
         )
-        signs = []
+        signs: list[HealthSign] = []
         for policy_id, metrics in report["policy"].items():
             if not math.isnan(metrics["eos_rate"]):
                 first_eos_rate.setdefault(policy_id, metrics["eos_rate"])

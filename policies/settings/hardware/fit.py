@@ -36,11 +36,11 @@ def choose_micro_batch_tokens(settings: Settings, ram: float | None = None, gpu:
     if settings.gpus_per_learner:
         if gpu is None:
             return ELSEWHERE_TOKENS
-        available, choices = gpu * min(settings.gpus_per_learner, 1.0), MICRO_BATCH_TOKENS
+        available, choices = gpu * min(settings.gpus_per_learner, 1.0), [*MICRO_BATCH_TOKENS]
     else:
         assert ram is not None, "a machine without RAM"
         available = RAM_SHARE * ram / max(settings.num_learners, 1)
-        choices = MICRO_BATCH_TOKENS[MICRO_BATCH_TOKENS.index(MAX_CPU_TOKENS) :]
+        choices = [tokens for tokens in MICRO_BATCH_TOKENS if tokens <= MAX_CPU_TOKENS]
     models = model_shapes(settings)
     for tokens in choices:
         limited = settings.model_copy(update={"micro_batch_tokens": tokens})
