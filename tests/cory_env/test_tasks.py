@@ -205,7 +205,7 @@ def test_task_settings_reject_conflicts() -> None:
     assert task.train == make_task("arithmetic?digits=1&operations=sums").train and task.name == "arithmetic"
     assert len(task.queries("validation")) == 2
     with pytest.raises(
-        ValueError, match="min_query_tokens=3 conflicts with max_query_tokens=None. Set max_query_tokens to 3 or more"
+        ValueError, match=r"min_query_tokens=3 conflicts with max_query_tokens=None\. Set max_query_tokens to 3 or more"
     ):
         replace(settings, min_query_tokens=3)
     with pytest.raises(TypeError, match="unexpected keyword argument 'digit'"):
