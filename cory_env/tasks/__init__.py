@@ -84,7 +84,10 @@ def make_task(task: str | TaskSettings, *, tokenizer: "PreTrainedTokenizerBase |
         TemplateError: A template lacks a placeholder or has one that cannot be filled.
     """
     s = TaskSettings(task, **settings) if isinstance(task, str) else task
-    name, _ = split_settings(s.task)
+    try:
+        name, _ = split_settings(s.task)
+    except ValueError as error:
+        raise ValueError(f"Invalid task {s.task!r}: {error}. Write NAME?option=value.") from error
     if ":" in name:
         built = _call_task_function(s)
     elif name in TASKS:

@@ -108,3 +108,5 @@ def test_invalid_options_and_options_of_other_tasks_are_rejected() -> None:
             ValueError, match=f"Unknown option 'digits' in task={task}.digits=3. The task {task} has no options"
         ):
             make_task(f"{task}?digits=3")
+    with pytest.raises(ValueError, match=r"Invalid task 'arithmetic\?digits': .*Write NAME\?option=value"):
+        make_task("arithmetic?digits")
