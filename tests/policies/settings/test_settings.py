@@ -116,7 +116,8 @@ def test_models_may_pad_their_embeddings_and_have_additional_end_tokens(small_mo
     tokenizers = s.make_tokenizers()
     assert tokenizers["llm_1"] is tokenizers["llm_2"]
     assert s.vocab_size(tokenizers, "llm_1") == len(tokenizers["llm_1"]) + 64
-    assert s.num_embeddings(tokenizers, "llm_1") == len(tokenizers["llm_1"])  # the other LLM reads these prompts too
+    chain = s.chain_settings(tokenizers, "llm_1")
+    assert chain["num_embeddings"] == len(tokenizers["llm_1"])  # the other LLM reads these prompts too
     generation_config = GenerationConfig.from_pretrained(small_model)
     generation_config.eos_token_id = [0, 7]
     other = Path(shutil.copytree(small_model, tmp_path / "other"))
