@@ -26,7 +26,7 @@ CLAIM = "a process or machine that dies costs no more than the updates since the
 REWARD = "def brevity(completions):\n    return [-float(len(text)) for text in completions]\n"
 SETTINGS = (
     *("dtype=fp32", "queries_per_update=8", "minibatch_size=8", "micro_batch_size=8", "num_epochs=1", "lr=1e-5"),
-    *("max_response_tokens=6", "eval_queries=4", "eval_every=100", "samples_every=1000", "checkpoint_every=5"),
+    *("max_response_tokens=6", "eval_queries=4", "eval_every=100", "checkpoint_every=5"),
     *(
         "exchange_period=3",
         "check_weight_sync=false",

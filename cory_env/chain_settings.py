@@ -1,10 +1,12 @@
 """Settings of a chain: its roles, the positions at which agents play them, and limits."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
+from cory_env.home import expand_home
 from cory_env.tasks.task import FEEDBACK_PLACEHOLDER, placeholders, references
 
 MAX_PROMPT_TOKENS = 4096
@@ -21,6 +23,8 @@ StopWhen = Literal["solved"]
 TASK_REWARD, NO_REWARD = "task", "none"
 RESERVED_NAMES = ("query", "reference", "feedback")
 """Placeholders of templates, which roles cannot be named after."""
+POLICY_ID = re.compile(r"^llm_[1-9][0-9]*\Z")
+"""Names of trained LLMs."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,11 @@ class Role:
             if the role produces a response, else `none`.
         count: Number of agents that respond without seeing each other: several drafts.
         repeat: Maximum number of times that the role responds in a row, each time seeing its earlier responses.
+        policy: The LLM that has the role in training: a trained one, such as `llm_1`, or a frozen model's folder or hub
+            id. None: the first role without a frozen model has the first trained LLM, and so on, in turn.
     """
+
+    __pydantic_config__: ClassVar = {"extra": "forbid", "strict": False}
 
     name: str
     prompt: str | None = None
@@ -48,6 +56,7 @@ class Role:
     reward: str | None = None
     count: int = 1
     repeat: int = 1
+    policy: str | None = None
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier() or self.name in RESERVED_NAMES:
@@ -58,6 +67,12 @@ class Role:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} of role {self.name} is {value}, but must be at least 1.")
+        policy = self.policy
+        if policy is not None and (not policy.strip() or (policy.startswith("llm_") and not POLICY_ID.match(policy))):
+            raise ValueError(
+                f"policy of role {self.name} is {policy!r}, but should be llm_1, llm_2, ..., or the folder or hub id "
+                "of a frozen model."
+            )
         if self.count > 1 and self.repeat > 1:
             raise ValueError(f"Role {self.name} has count={self.count} and repeat={self.repeat}. Set one of them to 1.")
         if self.reward == TASK_REWARD and not self.produces_response:
@@ -65,6 +80,11 @@ class Role:
                 f"Role {self.name} has reward=task, but produces no response to the query. Set reward to none or to "
                 "module:function."
             )
+
+    @property
+    def frozen_model(self) -> str | None:
+        """Folder or hub id of the frozen model that has the role; None if a trained LLM has it."""
+        return None if self.policy is None or POLICY_ID.match(self.policy) else expand_home(self.policy)
 
     @property
     def own_reward(self) -> str | None:

@@ -132,8 +132,7 @@ class Cory(TemporaryLogdir, Algorithm):
         return result
 
     def _is_done(self) -> bool:
-        stop: bool = self.settings.stop_on_collapse and self._report["collapsed"]
-        return stop or self.updates == self.settings.num_updates
+        return self.updates == self.settings.num_updates
 
     def training_step(self) -> None:
         """Runs one update.

@@ -2,7 +2,7 @@
 
 | signature       | subject | symptom                                                                                |
 |-----------------|---------|----------------------------------------------------------------------------------------|
-| `repetition`    | policy  | responses repeat their own words: the distribution has collapsed                       |
+| `repetition`    | policy  | responses repeat their own words far more than at first: the policy has collapsed      |
 | `eos`           | policy  | the end-of-sequence rate is far below that of the first update: endless text; not      |
 |                 |         | checked with `min_response_tokens`, which changes the rate                             |
 | `kl`            | policy  | KL to the reference per token above its limit: the language of the base model is lost  |
@@ -32,28 +32,19 @@ from policies.settings.settings import Settings
 logger = logging.getLogger(__name__)
 
 COLLAPSE = ("repetition", "eos", "kl")
-CHANCE = 3.0
-"""Standard errors within which a difference counts as chance."""
-ZERO_STD_TOLERANCE = 1e-6
-"""Standard deviation up to which rewards count as equal."""
-MIN_FIRST_EOS_RATE = 0.05
-"""If the first end-of-sequence rate is below this, a lower one is not a sign."""
-MAX_CUT_RATE = 0.95
-"""From this share of responses at the length limit on, the limit is too low."""
-OPEN_ENDED_TASKS = ("imdb",)
-"""Tasks whose responses continue a text, and need no end."""
-PATIENCE = 3
-"""Consecutive updates after which most signs become a warning."""
-MIN_EOS_RATIO = 0.5
-"""Smallest end-of-sequence rate, as a share of the first update's."""
-MAX_TOKEN_KL = 2.0
-"""Largest KL to the reference per response token, in nats."""
-MAX_KL_RISE = 0.5
-"""Largest rise of the KL per token in one update, as a share of `MAX_TOKEN_KL` (docs/health.md)."""
-MAX_DEFICIT = 0.5
-"""Standard deviations by which a later role's task reward may be below the pioneer's."""
-MAX_ROLE_GAP = 2.0
-"""Standard deviations by which the roles' task rewards may differ."""
+PATIENCE = 3  # consecutive updates after which most signs become a warning
+CHANCE = 3.0  # standard errors within which a difference counts as chance
+ZERO_STD_TOLERANCE = 1e-6  # standard deviation up to which rewards count as equal
+OPEN_ENDED_TASKS = ("imdb",)  # whose responses continue a text, and need no end
+# Limits (docs/health.md), well outside the range of healthy runs.
+MAX_REPETITION_RISE = 0.2  # of the share of repeated token pairs since the first update, as texts may repeat by nature
+MIN_FIRST_EOS_RATE = 0.05  # if the first end-of-sequence rate is below this, a lower one is not a sign
+MIN_EOS_RATIO = 0.5  # smallest end-of-sequence rate, as a share of the first update's
+MAX_CUT_RATE = 0.95  # from this share of responses at the length limit on, the limit is too low
+MAX_TOKEN_KL = 2.0  # largest KL to the reference per response token, in nats
+MAX_KL_RISE = 0.5  # of the KL per token in one update, as a share of `MAX_TOKEN_KL`
+MAX_DEFICIT = 0.5  # standard deviations by which a later role's task reward may be below the pioneer's
+MAX_ROLE_GAP = 2.0  # standard deviations by which the roles' task rewards may differ
 
 
 class HealthSign(NamedTuple):
@@ -71,8 +62,8 @@ class HealthSign(NamedTuple):
 class Health:
     """Detects signs over the updates of a run.
 
-    `state` holds the first update's end-of-sequence rates, the last KL per token of each policy, for how many updates
-    each sign has lasted, and which of them are warnings. Checkpoints of earlier versions lack the second and the last.
+    `state` holds the first update's rates of each policy, its last KL per token, for how many updates each sign has
+    lasted, and which of them are warnings. Checkpoints of earlier versions lack some of them.
     """
 
     def __init__(self, settings: Settings, *, has_conversations: bool = False) -> None:
@@ -83,7 +74,7 @@ class Health:
         """
         self.settings = settings
         self.has_conversations = has_conversations
-        self.state: dict[str, Any] = {"first_eos_rate": {}, "token_kl": {}, "held": {}, "active": []}
+        self.state: dict[str, Any] = {"first_eos_rate": {}, "held": {}, "active": []}
 
     def observe_start(self, report: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Checks the evaluation before training, and logs warnings; returns them as `observe` does.
@@ -108,13 +99,25 @@ class Health:
         Returns:
             The active warnings: `signature`, `subject`, `text`, and `updates`, the number of consecutive updates.
         """
-        first = self.state["first_eos_rate"]
+        first_eos_rate, first_repetition, last_kl = (
+            self.state.setdefault(name, {}) for name in ("first_eos_rate", "first_repetition", "token_kl")
+        )
+        signs: list[HealthSign] = []
         for policy_id, metrics in report["policy"].items():
             if not math.isnan(metrics["eos_rate"]):
-                first.setdefault(policy_id, metrics["eos_rate"])
-        signs = [*self._signs(report, responses)]
-        last = self.state.setdefault("token_kl", {})
-        last |= {name: kl for name, m in report["policy"].items() if not math.isnan(kl := token_kl(m))}
+                first_eos_rate.setdefault(policy_id, metrics["eos_rate"])
+                first_repetition.setdefault(policy_id, metrics["repetition"])
+            first = {
+                "eos_rate": first_eos_rate.get(policy_id, math.nan),
+                "repetition": first_repetition.get(policy_id, 0.0),
+            }
+            signs += collapse_signs(self.settings, policy_id, metrics, first, responses.get(policy_id, 0))
+            if not math.isnan(kl := token_kl(metrics)):
+                signs += self._kl_jump(policy_id, last_kl.get(policy_id, math.nan), kl)
+                last_kl[policy_id] = kl
+            signs += self._learning_signs(policy_id, metrics, report, responses.get(policy_id, 0))
+        signs += self._length_signs({role: m.get("eos_rate", math.nan) for role, m in report["role"].items()})
+        signs += self._role_signs(report["role"])
         return self._update_warnings(report["update"], signs)
 
     def _update_warnings(self, update: int, signs: Iterable[HealthSign]) -> list[dict[str, Any]]:
@@ -127,46 +130,21 @@ class Health:
         for key in active:
             if key not in previous:
                 logger.warning("Update %d: %s", update, by_key[key].text)
+        shown = {key: by_key[key] for key in active}
         return [
             {"signature": sign.signature, "subject": sign.subject, "text": sign.text, "updates": counts[key]}
-            for key, sign in by_key.items()
-            if key in active
+            for key, sign in shown.items()
         ]
 
-    def _signs(self, report: dict[str, Any], responses: Mapping[str, int]) -> Iterator[HealthSign]:
-        s = self.settings
-        for policy_id, metrics in report["policy"].items():
-            first = self.state["first_eos_rate"].get(policy_id, math.nan)
-            yield from collapse_signs(s, policy_id, metrics, first, responses.get(policy_id, 0))
-            yield from self._kl_jump(policy_id, token_kl(metrics))
-            if s.overlong == "mask" and metrics["eos_rate"] == 0.0:
-                yield HealthSign(
-                    "all_masked",
-                    policy_id,
-                    f"{policy_id} learns nothing: all its responses were cut at the length limit, and overlong=mask "
-                    "leaves such responses out of the loss. Raise max_response_tokens, or set overlong=keep.",
-                )
-            elif responses.get(policy_id) and (cause := self._no_signal(policy_id, metrics, report)):
-                is_first = report["update"] == 1 and all_equal(report["role"])
-                yield HealthSign(
-                    "no_signal", policy_id, f"{policy_id} learns nothing from its rewards: {cause}", is_first
-                )
-        eos_rates = {role: metrics.get("eos_rate", math.nan) for role, metrics in report["role"].items()}
-        yield from self._length_signs(eos_rates)
-        yield from self._role_signs(report["role"])
-
-    def _kl_jump(self, policy_id: str, kl: float) -> Iterator[HealthSign]:
-        s = self.settings
-        limit, rise = MAX_KL_RISE * MAX_TOKEN_KL, kl - self.state.get("token_kl", {}).get(policy_id, math.nan)
-        if rise > limit:
-            adapters = " or train adapters (weights=lora)" if s.lora is None else ""
-            yield HealthSign(
-                "kl_jump",
-                policy_id,
-                f"One update moved {policy_id} far from its initial policy: KL {kl - rise:.2f} -> {kl:.2f} nats per "
-                f"token (it may rise by {limit:g}). Reduce lr, increase kl_coef{adapters}.",
-                immediate=True,
+    def _kl_jump(self, policy_id: str, before: float, kl: float) -> Iterator[HealthSign]:
+        limit = MAX_KL_RISE * MAX_TOKEN_KL
+        if kl - before > limit:  # False for NaN
+            adapters = " or train adapters (weights=lora)" if self.settings.lora is None else ""
+            text = (
+                f"One update moved {policy_id} far from its initial policy: KL {before:.2f} -> {kl:.2f} nats per token "
+                f"(it may rise by {limit:g}). Reduce lr, increase kl_coef{adapters}."
             )
+            yield HealthSign("kl_jump", policy_id, text, immediate=True)
 
     def _length_signs(self, eos_rates: Mapping[str, float]) -> Iterator[HealthSign]:
         """Yields a sign for each role whose responses hardly ever end, from its end-of-sequence rate."""
@@ -176,18 +154,35 @@ class Health:
         limits = dict(zip(s.agents, s.response_limits, strict=True))
         for role, eos_rate in eos_rates.items():
             if 1.0 - eos_rate >= MAX_CUT_RATE:
-                yield HealthSign(
-                    "length_limit",
-                    role,
+                text = (
                     f"{1.0 - eos_rate:.0%} of the {role}'s responses are cut at the length limit, "
-                    f"max_response_tokens={limits[role]}. Raise it, or ask for shorter responses in the prompt.",
-                    immediate=True,
+                    f"max_response_tokens={limits[role]}. Raise it, or ask for shorter responses in the prompt."
                 )
+                yield HealthSign("length_limit", role, text, immediate=True)
 
-    def _no_signal(self, policy_id: str, metrics: Mapping[str, float], report: dict[str, Any]) -> str | None:
-        """Returns why a policy learned nothing from the rewards of its responses; None if it may have learned."""
-        roles = report["role"]
-        if metrics.get("frac_zero_std", float(self._rewards_are_constant(roles))) == 1.0:
+    def _learning_signs(
+        self, policy_id: str, metrics: Mapping[str, float], report: dict[str, Any], responses: int
+    ) -> Iterator[HealthSign]:
+        """Yields a sign if a policy learned nothing from the rewards of its responses."""
+        if self.settings.overlong == "mask" and metrics["eos_rate"] == 0.0:
+            text = (
+                f"{policy_id} learns nothing: all its responses were cut at the length limit, and overlong=mask leaves "
+                "such responses out of the loss. Raise max_response_tokens, or set overlong=keep."
+            )
+            yield HealthSign("all_masked", policy_id, text)
+        elif responses and (cause := self._no_signal(metrics, report["role"])):
+            is_first = report["update"] == 1 and all_equal(report["role"])
+            text = f"{policy_id} learns nothing from its rewards: {cause}"
+            yield HealthSign("no_signal", policy_id, text, is_first)
+
+    def _no_signal(self, metrics: Mapping[str, float], roles: Mapping[str, Mapping[str, float]]) -> str | None:
+        """Returns why a policy learned nothing; None if it may have learned.
+
+        Without groups, credit assignment and penalties may make rewards that are equal in each role differ.
+        """
+        s = self.settings
+        is_constant = all_equal(roles) and not (s.stop_in_training or s.overlong == "penalty" or ":" in s.credit)
+        if metrics.get("frac_zero_std", float(is_constant)) == 1.0:
             advice = "Check the reward, or use queries that the model neither always nor never solves."
             if not all_equal(roles):
                 return f"all the responses that are compared with one another got the same reward. {advice}"
@@ -199,11 +194,6 @@ class Health:
         if metrics.get("grad_norm") == 0.0:
             return "its gradient is 0. The responses that differ in reward are left out of the loss (overlong=mask)."
         return None
-
-    def _rewards_are_constant(self, roles: Mapping[str, Mapping[str, float]]) -> bool:
-        """Whether each role's rewards are all equal, and so are those that it trains on (without groups)."""
-        s = self.settings
-        return all_equal(roles) and not (s.stop_in_training or s.overlong == "penalty" or ":" in s.credit)
 
     def _role_signs(self, roles: dict[str, dict[str, float]]) -> Iterator[HealthSign]:
         s = self.settings
@@ -218,53 +208,48 @@ class Health:
             means = f"task reward {metrics['task_reward']:.2f} vs. {pioneer_metrics['task_reward']:.2f}"
             rewards = f"{means}, {abs(effect):.1f} standard deviations"
             if s.knowledge_transfer and effect < -MAX_DEFICIT:
-                yield HealthSign(
-                    "dragged_down",
-                    role,
+                text = (
                     f"The {role} has lower rewards than the {pioneer} ({rewards}; up to {MAX_DEFICIT:g} are normal): "
-                    "the reference misleads it.",
+                    "the reference misleads it."
                 )
+                yield HealthSign("dragged_down", role, text)
             if abs(effect) > MAX_ROLE_GAP:
-                yield HealthSign(
-                    "one_sided",
-                    role,
+                text = (
                     f"The {role if effect > 0 else pioneer} has far higher rewards ({role}: {rewards}; up to "
-                    f"{MAX_ROLE_GAP:g} are normal). With a shorter exchange_period both LLMs learn both roles.",
+                    f"{MAX_ROLE_GAP:g} are normal). With a shorter exchange_period both LLMs learn both roles."
                 )
+                yield HealthSign("one_sided", role, text)
 
 
 def collapse_signs(
-    settings: Settings, policy_id: str, metrics: Mapping[str, float], first_eos_rate: float, responses: int
+    settings: Settings, policy_id: str, metrics: Mapping[str, float], first: Mapping[str, float], responses: int
 ) -> Iterator[HealthSign]:
     """Yields a policy's signs of collapse.
 
     Args:
-        first_eos_rate: its end-of-sequence rate at the start of training.
+        first: its `eos_rate` and `repetition` at the start of training.
     """
-    if metrics["repetition"] > settings.max_repetition:
-        yield HealthSign(
-            "repetition",
-            policy_id,
-            f"{policy_id} repeats itself: {metrics['repetition']:.0%} of its token pairs occur earlier in the same "
-            f"response (max_repetition is {settings.max_repetition:.0%}).",
+    repetition, eos_rate, first_eos_rate = metrics["repetition"], metrics["eos_rate"], first["eos_rate"]
+    if repetition > first["repetition"] + MAX_REPETITION_RISE:
+        text = (
+            f"{policy_id} repeats itself: {repetition:.0%} of its token pairs occur earlier in the same response "
+            f"({first['repetition']:.0%} at the start; it may rise by {MAX_REPETITION_RISE:.0%})."
         )
-    eos_rate = metrics["eos_rate"]
+        yield HealthSign("repetition", policy_id, text)
     margin = CHANCE * math.sqrt(first_eos_rate * (1 - first_eos_rate) / max(responses, 1))
     has_fallen = eos_rate < min(MIN_EOS_RATIO * first_eos_rate, first_eos_rate - margin)
     if settings.min_response_tokens is None and first_eos_rate >= MIN_FIRST_EOS_RATE and has_fallen:
-        yield HealthSign(
-            "eos",
-            policy_id,
+        text = (
             f"{policy_id} rarely ends its responses: {eos_rate:.0%} end with the end-of-sequence token, "
-            f"{first_eos_rate:.0%} at the start.",
+            f"{first_eos_rate:.0%} at the start."
         )
+        yield HealthSign("eos", policy_id, text)
     if (kl := token_kl(metrics)) > MAX_TOKEN_KL:
-        yield HealthSign(
-            "kl",
-            policy_id,
-            f"{policy_id} is far from its initial policy: KL {kl:.2f} nats per token (the limit is "
-            f"{MAX_TOKEN_KL:g}). Increase kl_coef or reduce lr.",
+        text = (
+            f"{policy_id} is far from its initial policy: KL {kl:.2f} nats per token (the limit is {MAX_TOKEN_KL:g}). "
+            "Increase kl_coef or reduce lr."
         )
+        yield HealthSign("kl", policy_id, text)
 
 
 def token_kl(metrics: Mapping[str, float]) -> float:

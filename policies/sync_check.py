@@ -28,24 +28,17 @@ from policies.settings.settings import Settings
 
 _NOISE = 0.1  # of each tensor's root mean square; with 0.3, bf16's rounding grows tenfold over 30 layers
 _ZERO_NOISE = 0.15  # for all-zero tensors, such as an adapter's second matrix at start; bf16 rounding hides less
+_NOISE_LENGTH = 100_003  # numbers that repeat, as drawing is slow; a prime, so that rows of a matrix get different ones
+_NUM_QUERIES = 16  # of a check without an update's responses
+# Allowed deviation as a share of the perturbation's effect, besides twice the rounding difference, by compute type.
 _TOLERANCE = {torch.float32: 0.005, torch.bfloat16: 0.05}
-"""Allowed deviation as a share of the perturbation's effect, besides twice the rounding difference, by compute type."""
+# Lowest limit of mean |sampler - learner| log-probability, in nats per token, by compute type: several times the
+# effect of rounding in small models; with vLLM on a GPU, whose attention multiplies in TF32, up to 0.001 on an H200.
 _MIN_LIMIT = {torch.float32: 0.001, torch.bfloat16: 0.05}
-"""Lowest limit of mean |sampler - learner| log-probability, in nats per token, by compute type: several times the
-effect of rounding in small models."""
 _MIN_LIMIT_TF32 = 0.005
-"""The same for fp32 with vLLM on a GPU, whose attention multiplies in TF32 (up to 0.001 on an H200)."""
-_LIMIT_RANGE = 10
-"""Highest limit divided by the lowest. Rounding does not explain more, even if the difference was as large at start."""
-_GROWTH = 3
-"""The difference may become this many times as large as at start: training changes the responses and their rounding."""
-_STANDARD_ERRORS = 3
-"""Standard errors of the means, at start and now, that do not count."""
-_NOISE_LENGTH = 100_003
-"""Numbers of noise, which repeat: drawing one per weight would take 10 s per billion weights. A prime, so that the rows
-of a matrix get different noise."""
-_NUM_QUERIES = 16
-"""Queries of a check without an update's responses."""
+_LIMIT_RANGE = 10  # highest limit / lowest; rounding explains no more, even if the difference was as large at start
+_GROWTH = 3  # times as large as at start: training changes the responses and their rounding
+_STANDARD_ERRORS = 3  # of the means, at start and now, that do not count
 
 
 class WeightSyncCheckError(RuntimeError):
@@ -73,7 +66,7 @@ class LogprobDiff(NamedTuple):
         return LogprobDiff((1 - share) * self.mean + share * other.mean, math.sqrt(variance), tokens)
 
     def __str__(self) -> str:
-        return f"{self.mean:.3g} ± {self.std / math.sqrt(self.tokens):.1g} ({self.tokens} tokens)"
+        return f"{self.mean:.4g} ± {self.std / math.sqrt(self.tokens):.1g} nats per token ({self.tokens} tokens)"
 
 
 def perturb(weights: Weights, seed: int, noise: float = _NOISE) -> dict[str, np.ndarray]:
@@ -205,26 +198,18 @@ def check_diff(
     limit = settings.max_logprob_diff or max_mean_diff(diff.tokens, start, lowest)
     if diff.mean <= limit:  # False for NaN
         return
-    measured = f"at start it was {start}" if start else "it was not measured at start"
-    rule = (
-        f"max_logprob_diff; {measured}"
-        if settings.max_logprob_diff
-        else f"{measured}; limit: {_GROWTH} times that plus {_STANDARD_ERRORS} standard errors, "
-        f"at least {lowest:g}, at most {_LIMIT_RANGE * lowest:g}"
-    )
+    rule = f"at start it was {start}" if start else "it was not measured at start"
+    if settings.max_logprob_diff is None:
+        rule += f"; the limit is {_GROWTH} times that, from {lowest:g} to {_LIMIT_RANGE * lowest:g}"
     advice = (
-        "The generation engine probably does not use the current weights: use another backend and report this. If it "
-        "is rounding after all, raise max_logprob_diff."
+        "The generation engine probably does not use the current weights: use another backend and report this."
         if dtype == torch.float32
         else "Either both round differently, or the generation engine does not use the current weights. Run with "
-        "dtype=fp32 to find out: if that run passes, it is rounding, so raise max_logprob_diff; otherwise use another "
-        "backend and report this."
+        "dtype=fp32 to find out: if that run fails too, use another backend and report this."
     )
-    digits = next((digits for digits in range(3, 17) if f"{diff.mean:.{digits}g}" != f"{limit:.{digits}g}"), 17)
     raise WeightSyncError(
-        f"Sampler and learner of {policy_id} differ: mean |sampler - learner| log-probability is "
-        f"{diff.mean:#.{digits}g} ± {diff.std / math.sqrt(diff.tokens):.1g} nats per token ({diff.tokens} tokens) > "
-        f"{limit:#.{digits}g} ({rule}). {advice}"
+        f"Sampler and learner of {policy_id} differ: mean |sampler - learner| log-probability is {diff} > {limit:.4g} "
+        f"({rule}). {advice} If it is rounding, raise max_logprob_diff."
     )
 
 

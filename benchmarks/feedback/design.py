@@ -40,8 +40,6 @@ SHARED: dict[str, Any] = {
     "eval_queries": 250,
     "checkpoint_every": 30,
     "keep_checkpoints": 1,
-    "samples_every": 30,
-    "max_repetition": 1.0,  # every grid repeats pairs of digits
 }
 """Settings of all trained arms, also if they are the preset's, which may change."""
 LEARNING_RATES = (1e-4, 3e-5, 3e-4)

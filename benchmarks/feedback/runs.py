@@ -34,6 +34,7 @@ from launch.probing.probe import RESULT
 from launch.run_folder.environment import Hardware, hardware, versions
 from launch.run_folder.records import Update
 from policies.files import atomic_write
+from policies.settings.migration.removed import WITHOUT_EFFECT
 from policies.settings.settings import Settings
 
 
@@ -169,7 +170,9 @@ class Job(NamedTuple):
         if not self.result.exists():
             return None
         result: Result = json.loads(self.result.read_text(encoding="utf-8"))
-        if result["commands"] != self.commands:
+        words = [command.split(" ") for command in result["commands"]]
+        recorded = [" ".join(w for w in command if w.partition("=")[0] not in WITHOUT_EFFECT) for command in words]
+        if recorded != self.commands:
             raise BenchmarkError(
                 f"{self.result} was created by other commands than {' and '.join(self.commands)}. Remove it, or choose "
                 "another folder with --out."

@@ -127,8 +127,8 @@ CLAIMS = (
         "imdb",
         PAPER,
         "Where PPO collapses, it repeats itself",
-        "of its collapsed runs, in all arms, most repeat token pairs beyond max_repetition; not reproduced where most "
-        f"do not even repeat {MUCH_MORE} times as much as before training",
+        "of its collapsed runs, in all arms, most repeat token pairs beyond the limit of health; not reproduced where "
+        f"most do not even repeat {MUCH_MORE} times as much as before training",
         find.collapse_repeats,
     ),
     Claim(

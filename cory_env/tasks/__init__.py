@@ -1,7 +1,7 @@
 """Tasks by name.
 
 - `make_task("imdb")` and `make_task("gsm8k")`: the paper's tasks
-- `make_task("arithmetic")`: an easy task without data
+- `make_task("arithmetic")`: an easy task without data; `make_task("arithmetic?digits=1&operations=sums")`: easier
 - `make_task("drafts")`: a task in which an earlier response matters
 - `make_task("sudoku")`: a task in which feedback on an earlier response matters
 - `make_task("code")`: writing programs
@@ -17,11 +17,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cory_env.functions import load_function
+from cory_env.functions import load_function, split_settings
 from cory_env.message import SURROGATE_PROBLEM, Message, has_surrogate
 from cory_env.tasks.arithmetic import ARITHMETIC
 from cory_env.tasks.code import CODE
-from cory_env.tasks.definition import Operations, TaskDefinition, TaskSettings, choose_feedback
+from cory_env.tasks.definition import TaskDefinition, TaskSettings, choose_feedback
 from cory_env.tasks.drafts import DRAFTS
 from cory_env.tasks.mathematics import MATHEMATICS
 from cory_env.tasks.numbers import GSM8K
@@ -37,7 +37,6 @@ __all__ = [
     "TASKS",
     "DataError",
     "Message",
-    "Operations",
     "Query",
     "Split",
     "Task",
@@ -85,13 +84,17 @@ def make_task(task: str | TaskSettings, *, tokenizer: "PreTrainedTokenizerBase |
         TemplateError: A template lacks a placeholder or has one that cannot be filled.
     """
     s = TaskSettings(task, **settings) if isinstance(task, str) else task
-    if ":" in s.task:
+    try:
+        name, _ = split_settings(s.task)
+    except ValueError as error:
+        raise ValueError(f"Invalid task {s.task!r}: {error}. Write NAME?option=value.") from error
+    if ":" in name:
         built = _call_task_function(s)
-    elif s.task in TASKS:
-        built = TASKS[s.task].make(s)
+    elif name in TASKS:
+        built = TASKS[name].make(s)
     else:
         raise ValueError(
-            f"Unknown task {s.task!r}. Set task to one of {', '.join(TASKS)}, or to module:function for your own task."
+            f"Unknown task {name!r}. Set task to one of {', '.join(TASKS)}, or to module:function for your own task."
         )
     if s.max_query_tokens is not None:
         assert tokenizer is not None

@@ -7,18 +7,19 @@
 The queries are generated with a fixed seed; nothing is downloaded. The pioneer's prompt has four examples and the
 query; the observer's also has the pioneer's response on a line before the query. With `chat`, the same text is the user
 message. The reward is 1 if the last number of the response's first line is right, else 0.
+
+`task: arithmetic?digits=1&operations=sums` has other numbers, and only `sums` or `differences`.
 """
 
 import math
 import random
 
 from cory_env.rewards.answer import first_line
-from cory_env.tasks.definition import DrawnQueries, Operations, TaskDefinition, TaskSettings
+from cory_env.tasks.definition import DrawnQueries, TaskDefinition
 from cory_env.tasks.numbers import ANSWER, NUMBER_FORMAT, NumberTask
 from cory_env.tasks.rows import HOLD_OUT_EVERY
 from cory_env.tasks.task import Query
 
-DIGITS = 2
 MAX_DIGITS = 9
 NUM_PAIRS = 4000
 NUM_EXAMPLES = 4
@@ -32,7 +33,7 @@ class Arithmetic(NumberTask):
         return first_line(response).strip()
 
 
-def draw_queries(digits: int, operations: Operations) -> tuple[list[Query], list[Query], list[Query]]:
+def draw_queries(digits: int, operations: str) -> tuple[list[Query], list[Query], list[Query]]:
     """Returns the prompt's examples, the training queries and the held-out queries.
 
     They are made from 4,000 different pairs of numbers (all 55 pairs if `digits` is 1): four examples, 3,597 training
@@ -66,9 +67,10 @@ def draw_queries(digits: int, operations: Operations) -> tuple[list[Query], list
     return examples, train, test
 
 
-def _draw(settings: TaskSettings) -> DrawnQueries:
-    digits = DIGITS if settings.digits is None else settings.digits
-    examples, train, test = draw_queries(digits, settings.operations or "both")
+def _draw(digits: str = "2", operations: str = "both") -> DrawnQueries:
+    if not digits.isdecimal():
+        raise ValueError(f"digits is {digits!r}, but must be 1 to {MAX_DIGITS}.")
+    examples, train, test = draw_queries(int(digits), operations)
     return "".join(f"{query.text} = {query.columns[ANSWER]}\n" for query in examples), train, test
 
 

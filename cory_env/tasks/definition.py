@@ -1,16 +1,15 @@
 """Definitions of tasks, and the run settings that change them."""
 
+import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
-from cory_env.functions import parse_spec
+from cory_env.functions import parse_spec, split_settings
 from cory_env.tasks.readers import DataError
 from cory_env.tasks.rows import QUERY, QUERY_COLUMN, Source, hold_out, parse_source, read_columns, read_queries
 from cory_env.tasks.task import FEEDBACK_PLACEHOLDER, GradedTask, Query, Task, placeholders
 
-Operations = Literal["sums", "differences", "both"]
 OWN_FEEDBACK = "task"
 """The setting `feedback` for the task's own function."""
 DrawnQueries = tuple[str, list[Query], list[Query]]
@@ -21,8 +20,9 @@ class TaskSettings:
     """The run settings that determine its task. None keeps the task's default.
 
     Attributes:
-        task: One of `cory_env.tasks.TASKS`, or `module:function`. The function returns a `Task` and gets `data`,
-            `eval_data`, `reward`, `prompt` and `observer_prompt` if they are set.
+        task: One of `cory_env.tasks.TASKS`, with its options if it has any (`arithmetic?digits=1`), or
+            `module:function`. The function returns a `Task` and gets `data`, `eval_data`, `reward`, `prompt` and
+            `observer_prompt` if they are set.
         data: The training queries: a file or a hub data set (see `cory_env.tasks.rows`).
         eval_data: The held-out queries. By default, rows of `data` are held out (`cory_env.tasks.rows.hold_out`).
         reward: The reward function as `module:function`.
@@ -32,14 +32,12 @@ class TaskSettings:
         feedback: The feedback function: `module:function`, or `task` for the task's own. None: no feedback.
         min_query_tokens: Lower bound of each query's random length; by default `max_query_tokens`.
         max_query_tokens: Truncate queries to at most this many tokens; None disables truncation.
-        digits: For `arithmetic`: number of digits of each number.
-        operations: For `arithmetic`: the operations in the queries.
         role_prompts: Templates of the roles' own prompts, whose columns the data must have.
         validation: Number of held-out queries (at most half) in the split `validation`: the first ones, or every
             second one if they are rows of `data`. With 0, `test` contains all and serves as `validation` too.
 
     Raises:
-        ValueError: A setting conflicts with another, or belongs to another task.
+        ValueError: A setting conflicts with another.
     """
 
     task: str
@@ -51,19 +49,10 @@ class TaskSettings:
     feedback: str | None = None
     min_query_tokens: int | None = None
     max_query_tokens: int | None = None
-    digits: int | None = None
-    operations: Operations | None = None
     role_prompts: tuple[str, ...] = ()
     validation: int = 0
 
     def __post_init__(self) -> None:
-        for setting in ("digits", "operations"):
-            value = getattr(self, setting)
-            if value is not None and (self.task != "arithmetic" or self.data is not None):
-                raise ValueError(
-                    f"{setting}={value} requires task=arithmetic without data, but task is {self.task} and data "
-                    f"{self.data}. Leave it out, or change them."
-                )
         if self.min_query_tokens is not None and (
             self.max_query_tokens is None or self.min_query_tokens > self.max_query_tokens
         ):
@@ -134,6 +123,7 @@ class TaskDefinition:
         reward: The reward; None if the user must set one.
         sources: The training queries and the held-out ones; None if the user must set data.
         draw: Generates queries instead: returns text to put before both prompts, training queries and held-out ones.
+            Its parameters are the options of the task, as text.
         data_hint: Description of the data that the user must set, for messages.
         formats: The data formats that the task reads.
         convert_ungraded: Convert rows also for a user's reward if they have all columns of the format.
@@ -150,7 +140,7 @@ class TaskDefinition:
     feedback: str | None = None
     solved_feedback: str = Task.solved_feedback
     sources: tuple[Source | None, Source | None] = (None, None)
-    draw: Callable[[TaskSettings], DrawnQueries] | None = None
+    draw: Callable[..., DrawnQueries] | None = None
     data_hint: str = ""
     formats: tuple[DataFormat, ...] = (DataFormat(),)
     convert_ungraded: bool = False
@@ -164,11 +154,16 @@ class TaskDefinition:
             DataError: The data cannot be used.
             TemplateError: A template lacks a placeholder or has one that cannot be filled.
         """
-        name, reward = settings.task, settings.reward or self.reward
+        name, options = split_settings(settings.task)
+        known = inspect.signature(self.draw).parameters if self.draw else ()
+        if unknown := [option for option in options if option not in known]:
+            has = f"the options {', '.join(known)}" if known else "no options"
+            raise ValueError(f"Unknown option {unknown[0]!r} in task={settings.task}. The task {name} has {has}.")
+        reward = settings.reward or self.reward
         feedback = choose_feedback(settings, self.feedback)
         train_source: Source | list[Query] | None
         test_source: Source | list[Query] | None
-        examples, train_source, test_source = self.draw(settings) if self.draw else ("", *self.sources)
+        examples, train_source, test_source = self.draw(**options) if self.draw else ("", *self.sources)
         if settings.data is not None:
             train_source, test_source = settings.data, None
         if settings.eval_data is not None:

@@ -83,6 +83,6 @@ DRAFTS = TaskDefinition(
     reference_separator="~",  # for three or more agents
     keep_separator=True,
     reward="cory_env.rewards.answer:whole_is_right",
-    draw=lambda settings: ("", *draw_queries()),
+    draw=lambda: ("", *draw_queries()),
     formats=(NUMBER_FORMAT,),
 )

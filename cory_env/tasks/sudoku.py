@@ -154,6 +154,6 @@ SUDOKU = TaskDefinition(
     feedback="cory_env.rewards.sudoku:conflicts",
     feedback_prompt=FEEDBACK_PROMPT,
     solved_feedback=SOLVED_FEEDBACK,
-    draw=lambda settings: ("", *draw_queries()),
+    draw=lambda: ("", *draw_queries()),
     formats=(DataFormat(convert=_check_query),),
 )

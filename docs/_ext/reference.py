@@ -14,12 +14,11 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from metric_docs import METRIC_DOCS, PHASE_DOCS
 from pydantic.fields import FieldInfo
 
-from cory_env.chain_settings import Thinking
+from cory_env.chain_settings import Role, Thinking
 from launch.console.cli import COMMANDS, command
 from policies.models.families import ENGINE_LOGPROB_TOLERANCE, LOGPROB_TOLERANCE, read_family_table
 from policies.settings import fields
 from policies.settings.files import presets as preset_names
-from policies.settings.roles import RoleSettings
 from policies.settings.settings import METADATA, Settings
 from policies.settings.yaml12 import to_yaml
 
@@ -27,7 +26,7 @@ KINDS = {int: "integer", float: "number", bool: "true or false", str: "string", 
 NESTED = {
     list[str]: "list of strings",
     list[float]: "list of numbers",
-    list[RoleSettings]: "list of roles",
+    list[Role]: "list of roles",
     dict[str, Any]: "mapping",
     Thinking: "mapping",
 }

@@ -1,18 +1,77 @@
-"""Checks before a run on this machine that its processes fit into memory."""
+"""The memory of a run's processes, and the check before a run on this machine that they fit."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+
+import torch
 
 from cory_env.home import IN_JOB
 from launch.cluster.machines import this_machine
 from launch.cluster.placement import GB
 from launch.cluster.session import UNCHECKED
 from launch.console.errors import CommandError
-from policies.settings.hardware.fit import estimate_processes
-from policies.settings.memory import model_shapes
+from policies.generation.vllm_generator import BLOCK_TOKENS
+from policies.settings.memory import (
+    LIBRARIES,
+    Memory,
+    ModelShape,
+    base_bytes,
+    bytes_per_number,
+    estimate_learner,
+    model_shapes,
+    with_overhead,
+)
 from policies.settings.processes import processes
 from policies.settings.settings import Settings
+
+
+def estimate_runner(settings: Settings, models: Sequence[ModelShape]) -> Memory:
+    """Estimates the memory of a process that generates, with its reward process.
+
+    A reward's own model is unknown here, so it is not counted.
+
+    Args:
+        models: from `model_shapes`.
+    """
+    device = torch.device("cuda" if settings.gpus_per_runner else "cpu")
+    size, split = bytes_per_number(settings, device), settings.tensor_parallel_size
+    devices = split if device.type == "cuda" else 1
+    trained, frozen = models[: len(settings.models)], models[len(settings.models) :]
+    engines = models if settings.lora is None else [*trained[:1], *frozen]
+    parts = {"adapters": 4.0 * sum(model.adapter for model in trained)}  # upper bound per device
+    concurrent = min(settings.chains, 256)
+    libraries = LIBRARIES[settings.backend] + LIBRARIES["reward"]
+    if settings.num_runners == 0:
+        libraries -= LIBRARIES["learner"]  # counted for the driver already
+    if settings.backend == "transformers":
+        full = models if settings.lora is None else frozen
+        base = 0.0 if settings.lora is None else base_bytes(settings, models[0], device)
+        values = max(model.heads * model.head for model in models)
+        parts["weights"] = base + 4.0 * sum(model.parameters for model in full)
+        parts["KV cache"] = float(concurrent * settings.max_length * values * size)
+    else:
+        blocks = concurrent * -(-settings.max_length // BLOCK_TOKENS) + 16
+        values = sum(max(model.heads // devices, 1) * model.head for model in engines)
+        parts["weights"] = float(size) * sum(model.parameters for model in engines) / devices
+        parts["KV caches"] = float(blocks * BLOCK_TOKENS * size * values)
+        libraries += len(engines) * (split + 1) * LIBRARIES["vllm"] if split > 1 else 0.0
+    return with_overhead(parts, device, libraries)
+
+
+def estimate_processes(settings: Settings, models: Sequence[ModelShape]) -> dict[str, list[Memory]]:
+    """Returns kind of process → its memory; a driver may have several parts.
+
+    Args:
+        models: from `model_shapes`.
+    """
+    learner, runner = estimate_learner(settings, models), estimate_runner(settings, models)
+    driver = Memory("cpu", {"libraries": LIBRARIES["learner"]}, 0.0)
+    needs = {"runner": [runner], "learner": [learner], "driver": [driver if settings.num_learners else learner]}
+    if settings.num_runners == 0:
+        needs["driver"].append(runner)
+    return needs
 
 
 def check_run_memory(settings: Settings) -> None:

@@ -44,11 +44,10 @@ def plan(
     """
     from launch.cluster import machines, session
     from launch.cluster.gpus import check_gpus
-    from launch.cluster.memory import saving_settings
+    from launch.cluster.memory import estimate_processes, saving_settings
     from launch.console.configuration import split_arguments
     from launch.training.preflight import fill_in_settings
     from policies.settings.gpus import other_machine
-    from policies.settings.hardware.fit import estimate_processes
     from policies.settings.memory import model_shapes
     from policies.settings.processes import processes
 

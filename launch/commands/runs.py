@@ -33,7 +33,6 @@ def runs(
     States:
       training    a process is training it
       ended       all updates are done
-      collapsed   ended by stop_on_collapse
       diverged    ended by a non-finite gradient
       stopped     no process is training it; `cory train --resume RUN` continues it from its latest checkpoint
       unreadable  one of its files is damaged

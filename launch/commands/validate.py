@@ -19,7 +19,7 @@ def validate(words: Words = None, config: ConfigFiles = None, debug: Debug = Fal
     process: on a few responses, and on all reference answers if the task has them.
 
     Examples:
-      cory validate arithmetic digits=3 operations=sums
+      cory validate "task=arithmetic?digits=3&operations=sums"
       cory validate gsm8k data=train.jsonl eval_data=test.jsonl max_response_tokens=256
       cory validate custom data=questions.jsonl reward=my_rewards:brevity model=./my-model
       cory validate mine.yaml

@@ -27,7 +27,7 @@ WITHIN_GROUP_SETTINGS = {"seed", "num_updates", *settings_in_categories("output"
 """Settings that may differ between the runs of one group."""
 TEST_SETTINGS = (
     *("task", "data", "eval_data", "reward", "validation", "eval_queries"),
-    *("digits", "operations", "max_query_tokens", "min_query_tokens"),
+    *("max_query_tokens", "min_query_tokens"),
 )
 """Settings that must be equal for the same held-out queries and rewards."""
 ALONE = "each alone"

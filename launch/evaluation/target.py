@@ -13,9 +13,6 @@ from policies.settings.overrides import apply_overrides
 from policies.settings.settings import Settings, make_settings, settings_in_categories
 from policies.settings.yaml12 import Value
 
-GENERATED_QUERY_SETTINGS = ("digits", "operations")
-"""Settings of tasks that generate queries; unused with `data`."""
-
 
 def find_run(target: str) -> Run | None:
     """Returns the run in a folder, or None if the target is a model."""
@@ -68,8 +65,6 @@ def target_settings(
                 f"{base.get('max_response_tokens')}, is for task={task}."
             )
         base = {key: value for key, value in base.items() if key == "task" or key not in settings_in_categories("task")}
-    if "data" in overrides:
-        base = {key: value for key, value in base.items() if key not in GENERATED_QUERY_SETTINGS}
     values = {key: value for key, value in {**base, **overrides}.items() if key not in settings_in_categories("policy")}
     if "queries_per_update" in overrides or agents is not None:
         values |= {"minibatch_size": 1, "num_learners": 0, "shards_per_policy": None}  # unused: there is no training

@@ -73,7 +73,7 @@ class TrackerCallback(Callback):
             self._open[trial.trial_id] = _open_trackers(trial, settings)
         report = cast(dict[str, Any], to_json(result["cory"]))
         samples, update = cast(list[Sample], report.pop("samples", [])), report["update"]
-        if samples and update % settings.samples_every == 0:
+        if samples and "evaluation" in report:
             self._open[trial.trial_id].log_samples(update, samples, held_out=False)
         self._open[trial.trial_id].log(update, flat_metrics(cast(Update, report)))
 

@@ -90,8 +90,8 @@ def paired_difference(one: "pd.Series[float]", other: "pd.Series[float]") -> Dif
 def run_collapse_signs(run: StudyRun) -> list[HealthSign]:
     """Returns the signs of collapse at a run's last held-out evaluation, by the limits of `policies.health`.
 
-    A policy has collapsed if its responses are repetitive (`max_repetition`), if their end-of-sequence rate is far
-    below the rate before training, or if their KL per token is above its limit. A run with a non-finite gradient has
+    A policy has collapsed if its responses repeat themselves far more than before training, if their end-of-sequence
+    rate is far lower, or if their KL per token is above its limit. A run with a non-finite gradient has
     collapsed too.
     """
     evaluated: list[Update] = [line for line in run.metrics if "evaluation" in line]
@@ -103,8 +103,8 @@ def run_collapse_signs(run: StudyRun) -> list[HealthSign]:
         for policy in run.settings.policy_ids:
             figures = {name: math.nan if value is None else value for name, value in last[policy].items()}
             if figures.keys() >= COLLAPSE_METRICS:  # results of older versions have fewer metrics
-                rate = first[policy].get("eos_rate") or 0.0
-                signs += collapse_signs(run.settings, policy, figures, rate, run.settings.eval_queries)
+                start = {name: first[policy].get(name) or 0.0 for name in ("eos_rate", "repetition")}
+                signs += collapse_signs(run.settings, policy, figures, start, run.settings.eval_queries)
     if run.status == "diverged":
         signs.append(HealthSign("diverged", "the run", run.reason or ""))
     return signs

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from launch.experiments.search import Search
 
 STATUS_FAILED, STATUS_UNFINISHED = "failed", "unfinished"
-COMPLETE_STATUSES = ("done", "collapsed")
-"""Statuses of trials that ran to their end. Trials stopped by a scheduler are not comparable with them."""
 
 
 def trials_frame(trials: "Sequence[Trial]", search: "Search") -> "pd.DataFrame":
@@ -44,8 +42,8 @@ def _trial_row(trial: "Trial", settings: Settings, keys: Iterable[str]) -> dict[
         status = STATUS_UNFINISHED
     elif done >= settings.num_updates:
         status = "done"
-    else:  # a trial may show a collapse warning although a scheduler stopped it
-        status = "collapsed" if report.get("collapsed") and settings.stop_on_collapse else "stopped early"
+    else:
+        status = "stopped early"
     return {
         "trial": str(trial),
         **{key: trial.config["cory_settings"][key] for key in keys},
@@ -72,7 +70,7 @@ def group_points(trials: "pd.DataFrame", keys: Sequence[str], separate: bool = F
     Returns:
         A frame per point, with the columns `complete` and `remark` added.
     """
-    complete = trials["status"].isin(COMPLETE_STATUSES) & trials[OBJECTIVE].notna()
+    complete = (trials["status"] == "done") & trials[OBJECTIVE].notna()
     trials = trials.assign(complete=complete, remark=[_remark(trial) for _, trial in trials.iterrows()])
     point_ids = trials["trial"] if separate else trials[list(keys)].map(repr).agg(" ".join, axis="columns")
 
@@ -84,7 +82,7 @@ def group_points(trials: "pd.DataFrame", keys: Sequence[str], separate: bool = F
 
 
 def _remark(trial: Mapping[str, Any]) -> str:
-    if trial["status"] in ("stopped early", "collapsed"):
+    if trial["status"] == "stopped early":
         objective = format_number(trial[OBJECTIVE], FINE_PATTERNS[OBJECTIVE])
         return f"{trial['trial']} {trial['status']} at update {trial[TIME_KEY]}, {objective}"
     return "" if trial["status"] == "done" else f"{trial['trial']} {trial['status']}"

@@ -17,8 +17,8 @@ from policies.files import atomic_write
 from policies.settings.migration.removed import recorded_settings
 from policies.settings.settings import Settings, settings_in_categories
 
-Status = Literal["done", "collapsed", "diverged"]
-"""`collapsed`: stopped by `stop_on_collapse`. `diverged`: stopped by a non-finite gradient. Both count as results."""
+Status = Literal["done", "diverged"]
+"""`diverged`: stopped by a non-finite gradient, which counts as a result, too."""
 
 SIGNIFICANT_DIGITS, SECONDS_DIGITS = 5, 3
 """Significant digits of metrics, and of seconds."""
@@ -155,8 +155,6 @@ def _compact_line(line: Update) -> Update:
     compact: dict[str, Any] = {key: line[key] for key in _LINE_KEYS if key in line}  # type: ignore[literal-required]
     if "seconds" in line:
         compact["seconds"] = round_significant(line["seconds"], SECONDS_DIGITS)
-    if line.get("collapsed"):
-        compact["collapsed"] = True
     one_role_each = len(line.get("roles", {})) == len(line.get("policy", {}))  # role metrics equal policy metrics
     for key in ("policy",) if one_role_each else ("policy", "role"):
         if key in line:

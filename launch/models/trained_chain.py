@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from typing import cast
 
 from cory_env.chain import Chain
-from cory_env.chain_settings import make_positions
+from cory_env.chain_settings import Role, make_positions
 from cory_env.episode import ChainEpisode
 from cory_env.message import Message
 from cory_env.pickled import display_name
@@ -27,7 +27,6 @@ from launch.training.preflight import load_task
 from policies.generation.generator import Generator
 from policies.models.model_names import AVERAGE_POLICY
 from policies.rollout.chain_generation import ChainRequest, generate_chains
-from policies.settings.roles import RoleSettings
 
 MAX_BATCH_SIZE = {"vllm": 256, "transformers": 32}
 """Maximum number of concurrently generated responses, by backend."""
@@ -223,9 +222,9 @@ def make_env_chain(trained: PolicySet, policy_ids: Sequence[str], *, feedback: b
     return settings.make_chain(task, tokenizers, tokenizer_ids)
 
 
-def _check_roles(roles: Sequence[RoleSettings], num_agents: int) -> None:
+def _check_roles(roles: Sequence[Role], num_agents: int) -> None:
     """Checks that a chain of so many agents with a run's roles ends with an answer."""
-    positions = make_positions([role.role for role in roles])
+    positions = make_positions(roles)
     if num_agents > len(positions):
         raise CommandError(
             f"This run's chain has {len(positions)} agents, but {num_agents} policies were chosen. Name at most "

@@ -4,6 +4,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Container, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -41,7 +42,7 @@ def locate_files(
             _resolve_path, "roles", paths=paths, needed="model" in needed, settable=False, absolute=absolute
         )
         changes["roles"] = [
-            role if role.frozen_model is None else role.model_copy(update={"policy": locate(value=role.frozen_model)})
+            role if role.frozen_model is None else replace(role, policy=locate(value=role.frozen_model))
             for role in settings.roles or ()
         ]
     for key in PATH_SETTINGS:

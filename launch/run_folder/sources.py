@@ -218,7 +218,7 @@ def function_names(settings: Settings, reward: str | None, feedback: str | None)
         reward: of the run; None: not the user's.
         feedback: of the run, or the setting `feedback`.
     """
-    role_rewards = [role.role.own_reward for role in settings.roles or ()]
+    role_rewards = [role.own_reward for role in settings.roles or ()]
     for spec in filter(None, (reward, *role_rewards)):
         yield from (name for name, _ in parse_sum(spec))
     yield from (name for name in (settings.credit, settings.task, feedback) if name is not None and ":" in name)

@@ -7,7 +7,7 @@ from launch.run_folder.locks import lock_holder
 from launch.run_folder.records import best_evaluation
 from launch.run_folder.run import Run
 
-TRAINING, ENDED, COLLAPSED, DIVERGED, STOPPED = "training", "ended", "collapsed", "diverged", "stopped"
+TRAINING, ENDED, DIVERGED, STOPPED = "training", "ended", "diverged", "stopped"
 UNREADABLE = "unreadable"
 """States. `stopped`: no process trains the run, which has updates left; those after the latest checkpoint are lost."""
 
@@ -42,8 +42,6 @@ def read_status(run: Run) -> RunStatus:
     best_update, best = best_evaluation(lines, settings) or (None, None)
     if process:
         state = TRAINING
-    elif settings.stop_on_collapse and lines and lines[-1].get("collapsed"):
-        state = COLLAPSED
     elif lines and update >= settings.num_updates:
         state = ENDED
     else:  # a batch was rejected in the next update, unless the run has resumed since

@@ -3,7 +3,6 @@
 import contextlib
 import gc
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -34,9 +33,6 @@ from policies.settings.settings import Settings
 if TYPE_CHECKING:
     from policies.cory import Cory
 
-EXIT_COLLAPSED = 3
-"""Exit code if `stop_on_collapse` ended the run."""
-
 HELD_OUT_SAMPLES = 3
 """Number of held-out queries whose responses are recorded before and after training."""
 
@@ -52,7 +48,7 @@ def train_locked_run(
             checkpoint.
 
     Returns:
-        0; 3 if `stop_on_collapse` ended the run; 128 + signal number if a signal stopped it.
+        0; 128 + signal number if a signal stopped it.
     """
     terminal = Terminal(settings, output.dup_stdout(), done=done or 0, quiet=quiet, bar=not debug)
 
@@ -99,12 +95,7 @@ def _finish_run(run: Run, settings: Settings, terminal: Terminal, interrupts: In
     run.finish_upload()
     if not run.keep_local:
         run.remove_local()
-    if stopped:
-        return interrupts.exit_code
-    if last_update < settings.num_updates:
-        terminal.print(f"Stopped after update {last_update} because a policy collapsed (stop_on_collapse).", True)
-        return EXIT_COLLAPSED
-    return 0
+    return interrupts.exit_code if stopped else 0
 
 
 @contextlib.contextmanager
@@ -216,15 +207,7 @@ class Trainer:
         if warnings := algo.health.observe_start(evaluation):
             line["health"] = cast(list[HealthWarning], warnings)
         self._record(line)
-        self._save(algo, checkpoints)
-
-    def _save(self, algo: "Cory", checkpoints: CheckpointWriter) -> None:
         checkpoints.start(algo)
-        self._saved_at = time.monotonic()
-
-    def _is_checkpoint_due(self) -> bool:
-        minutes = self.settings.checkpoint_minutes
-        return minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
 
     def _loop(self, algo: "Cory", checkpoints: CheckpointWriter) -> None:
         """Trains until all updates are done or the user stops the run; saves the last update in both cases.
@@ -234,29 +217,24 @@ class Trainer:
         """
         settings = self.settings
         self.interrupts.training = True
-        self._saved_at = time.monotonic()
         if self.terminal.has_bar:
             self.terminal.stage("Training")
-        ended = False
-        while algo.updates < settings.num_updates and self.interrupts.requested is None and not ended:
+        while algo.updates < settings.num_updates and self.interrupts.requested is None:
             result = algo.train()["cory"]
-            ended = settings.stop_on_collapse and result["collapsed"]
-            update, done = algo.updates, ended or algo.updates == settings.num_updates
-            if done and "evaluation" not in result:
-                result = {**result, **algo.evaluator.evaluate()}
+            update, done = algo.updates, algo.updates == settings.num_updates
             samples = cast(list[Sample], to_json(result["samples"]))
             line = cast(Update, to_json({key: value for key, value in result.items() if key != "samples"}))
-            if update % settings.samples_every == 0:
+            if "evaluation" in line:
                 self._record_samples(update, samples, held_out=False)
             if done:
                 self._record_samples(update, algo.evaluator.samples(algo.mapping, HELD_OUT_SAMPLES), held_out=True)
             self._record(line)
             self.terminal.update(line)
-            if update % settings.samples_every == 0:
+            if "evaluation" in line:
                 self.terminal.samples(samples)
             is_best = "evaluation" in line and self.run.best_update == update
-            if is_best or update % settings.checkpoint_every == 0 or self._is_checkpoint_due():
-                self._save(algo, checkpoints)
+            if is_best or update % settings.checkpoint_every == 0:
+                checkpoints.start(algo)
             checkpoints.poll()
         # A signal may have ended the loop between two periodic checkpoints.
         if not self.run.checkpoints.path_of(algo.updates).exists():

@@ -6,15 +6,18 @@ import random
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields, replace
+from types import NoneType
 from typing import Any
 
-from pydantic import ValidationError, field_serializer, model_validator
+from pydantic import TypeAdapter, field_serializer, field_validator, model_validator
 
-from cory_env.chain_settings import ChainSettings, Position
+from cory_env.chain_settings import ChainSettings, Position, Role, make_positions
+from cory_env.functions import parse_spec
+from cory_env.rewarding.spec import parse_sum
 from policies.learning.hyperparameters import Hyperparameters
 from policies.models.lora import Lora
 from policies.settings.fields import Fields
-from policies.settings.roles import RoleSettings, assign_policies, frozen_policies, num_positions
+from policies.settings.roles import assign_policies, frozen_policies
 
 DEFAULT_LR = {"lora": 1e-5, "full": 1e-6}
 
@@ -23,24 +26,46 @@ class DerivedSettings(Fields):
     """The settings of one run with values derived from them."""
 
     @field_serializer("roles")
-    def _dump_roles(self, roles: list[RoleSettings] | None) -> list[dict[str, Any]] | None:
-        return None if roles is None else [role.model_dump(exclude_defaults=True) for role in roles]
+    def _dump_roles(self, roles: list[Role] | None) -> list[dict[str, Any]] | None:
+        """Returns the values that differ from the defaults, which are attributes of the class."""
+        if roles is None:
+            return None
+        return [
+            {name: value for name, value in vars(role).items() if value != getattr(Role, name, None)} for role in roles
+        ]
+
+    @field_validator("roles", mode="before")
+    @classmethod
+    def _reject_other_numbers(cls, roles: Any) -> Any:
+        """Rejects texts such as `1_0`, which pydantic would read as numbers, as it reads `no` as a boolean."""
+        for role in roles if isinstance(roles, list) else ():
+            for name in ("count", "repeat", "max_response_tokens") if isinstance(role, Mapping) else ():
+                if type(role.get(name)) not in (int, NoneType):
+                    raise ValueError(f"Input should be a valid integer, but {name} is {role[name]!r}")
+        return roles
+
+    @field_validator("roles")
+    @classmethod
+    def _check_roles(cls, roles: list[Role] | None) -> list[Role] | None:
+        for reward in (role.own_reward for role in roles or () if role.own_reward is not None):
+            parse_spec(reward)  # a single function
+            parse_sum(reward)
+        return roles
 
     @model_validator(mode="before")
     @classmethod
     def _count_agents(cls, values: Any) -> Any:
         """Fills in `num_agents` from `roles`. Values without the right types are rejected later."""
         if isinstance(values, Mapping) and values.get("roles") and "num_agents" not in values:
-            with suppress(ValidationError, TypeError):
-                roles = [RoleSettings.model_validate(role) for role in values["roles"]]
-                return {**values, "num_agents": num_positions(roles)}
+            with suppress(ValueError):
+                roles = TypeAdapter(list[Role]).validate_python(values["roles"])
+                return {**values, "num_agents": len(make_positions(roles))}
         return values
 
     @property
     def positions(self) -> tuple[Position, ...]:
         """The positions in the chain, with their agents and roles."""
-        roles = None if self.roles is None else [role.role for role in self.roles]
-        return ChainSettings(num_agents=self.num_agents, roles=roles).make_positions()
+        return ChainSettings(num_agents=self.num_agents, roles=self.roles).make_positions()
 
     @property
     def agents(self) -> tuple[str, ...]:
@@ -74,28 +99,22 @@ class DerivedSettings(Fields):
         return self.minibatch_size or self.responses
 
     @property
-    def chain_roles(self) -> list[RoleSettings]:
+    def chain_roles(self) -> list[Role]:
         """The role at each position."""
-        by_name = {role.name: role for role in self.roles or ()}
-        names = [position.role.name for position in self.positions]
-        return [by_name.get(name) or RoleSettings(name=name) for name in names]
+        return [position.role for position in self.positions]
 
     @property
     def assignment(self) -> tuple[str, ...]:
         """By position, the policy id that has it at first."""
         if self.roles is None:
             return tuple(self.policy_ids[k % len(self.policy_ids)] for k in range(self.num_agents))
-        by_role = dict(zip(self._distinct_roles, self._role_policies, strict=True))
-        return tuple(by_role[role.name] for role in self.chain_roles)
+        return tuple(self._role_policies[role.name] for role in self.chain_roles)
 
     @property
-    def _distinct_roles(self) -> dict[str, RoleSettings]:
-        return {role.name: role for role in self.chain_roles}
-
-    @property
-    def _role_policies(self) -> list[str]:
-        """By role of the chain, its policy id."""
-        return assign_policies(list(self._distinct_roles.values()), self.num_policies)
+    def _role_policies(self) -> dict[str, str]:
+        """Role of the chain → its policy id at first."""
+        roles = {role.name: role for role in self.chain_roles}
+        return dict(zip(roles, assign_policies(list(roles.values()), self.num_policies), strict=True))
 
     @property
     def policy_ids(self) -> tuple[str, ...]:
@@ -103,7 +122,7 @@ class DerivedSettings(Fields):
         if self.roles is None:
             count = self.num_policies or self.num_agents
         else:
-            count = self.num_policies or len({*self._role_policies} - {*self.frozen_models})
+            count = self.num_policies or len({*self._role_policies.values()} - {*self.frozen_models})
         return tuple(f"llm_{k + 1}" for k in range(count))
 
     @property
@@ -120,7 +139,7 @@ class DerivedSettings(Fields):
     @property
     def frozen_models(self) -> dict[str, str]:
         """Policy id → folder or hub id of the frozen models that have roles: `frozen_1`, ..."""
-        return {} if self.roles is None else frozen_policies(list(self._distinct_roles.values()))
+        return frozen_policies(self.chain_roles)
 
     @property
     def all_models(self) -> dict[str, str]:
@@ -196,19 +215,12 @@ class DerivedSettings(Fields):
         return self.hyperparameters.critic
 
     @property
-    def kl_in_loss(self) -> bool:
-        """Whether the KL penalty is part of the loss instead of the reward."""
-        return self.hyperparameters.kl_in_loss
-
-    @property
     def lora(self) -> Lora | None:
         """Configuration of the adapters; None with full weights."""
         if self.weights == "full":
             return None
-        targets = (
-            () if self.lora_target_modules is None else tuple(self.lora_target_modules.replace(" ", "").split(","))
-        )
-        return Lora(self.lora_rank, self.lora_alpha, targets, self.seed)
+        targets = (self.lora_target_modules or "").replace(" ", "").split(",")
+        return Lora(self.lora_rank, self.lora_alpha, tuple(filter(None, targets)), self.seed)
 
     def response_limit(self, update: int) -> int:
         """Length limit of responses in a training update; the same on all runners. Roles may have lower limits."""

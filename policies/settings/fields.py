@@ -7,9 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from cory_env.chain_settings import MAX_AGENTS, ChainSettings, ObservedResponses, StopWhen, Thinking
+from cory_env.chain_settings import MAX_AGENTS, ChainSettings, ObservedResponses, Role, StopWhen, Thinking
 from cory_env.rewarding.worker import REWARD_TIMEOUT
-from cory_env.tasks import Operations
 from policies.generation.installed import vllm_installed
 from policies.learning.hyperparameters import (
     Advantage,
@@ -29,7 +28,6 @@ from policies.settings.metadata import (
     sampling_setting,
     task_setting,
 )
-from policies.settings.roles import RoleSettings
 
 Tokens = Annotated[int, Field(ge=1)]
 
@@ -75,8 +73,7 @@ class Fields(BaseModel):
     """Training queries instead of the task's own: a .jsonl, .json, .csv or .parquet file, `hub:OWNER/NAME` or
     `hub:FOLDER`; options follow as `?query_column=COLUMN`, for `hub:` also `&split=train&config=...&revision=...`."""
     eval_data: str | None = task_setting(None, content=True)
-    """Held-out queries, in the same form as `data`; null: every tenth row of `data`; of fewer than 400 rows, every k-th
-    one to get 40, at least every third."""
+    """Held-out queries, in the same form as `data`; null: every tenth row of `data`, 40 of fewer than 400."""
     validation: bool = task_setting(True)
     """Split the held-out queries: the first `eval_queries` (at most half; every second one if they are rows of `data`)
     select checkpoints and trials, and the rest are the test set. If false, all of them serve both purposes."""
@@ -84,18 +81,13 @@ class Fields(BaseModel):
     """Cut queries to at most this many tokens; null: no limit."""
     min_query_tokens: int | None = task_setting(None, ge=1)
     """Cut each query to a random length from `min_query_tokens` to `max_query_tokens`."""
-    digits: int | None = task_setting(None, ge=1)
-    """Digits of each number in the queries (task `arithmetic`); null: 2."""
-    operations: Operations | None = task_setting(None)
-    """Operations in the queries (task `arithmetic`): `sums`, `differences` or `both`; null: `both`."""
     prompt: str | None = task_setting(None)
     """Template of the pioneer's prompt (task `custom`), with `{query}` and the data's columns."""
     observer_prompt: str | None = task_setting(None)
     """Template of every later agent's prompt (task `custom`), with `{query}`, `{reference}` (the earlier responses),
     `{feedback}` (on the last of them, requires `feedback`) and the data's columns."""
     feedback: str | None = task_setting(None)
-    """Feedback on each response for the later agents (docs/feedback.md): `task`, the task's own function, or yours as
-    `module:function`; null: none."""
+    """Feedback on each response for later agents (docs/feedback.md): `task`'s own, or `module:function`; null: none."""
     reward: str | list[str] | None = task_setting(None)
     """Reward function, `module:function`, or a list of several; null: the task's own."""
     reward_weights: list[float] | None = task_setting(None)
@@ -108,33 +100,27 @@ class Fields(BaseModel):
     """Hugging Face causal LM: a bundled model's name, `smollm2` (extra `smollm2`), a folder or a hub id, also
     `ID@REVISION` with a commit, tag or branch; or a list with one per LLM, `[small, large]` (docs/chains.md)."""
     start_from: str | None = policy_setting(None)
-    """Start from the policies of another run's folder (its best checkpoint) or of a checkpoint's folder.
-    `model` stays the reference, and optimizers start fresh."""
+    """Start from the policies of a run's best checkpoint, or of a checkpoint's folder; `model` stays the reference."""
     trust_remote_code: bool = sampling_setting(False)
     """Run Python code that comes with the model."""
     chat: Literal["auto"] | Annotated[bool, Field(strict=False)] = sampling_setting(ChainSettings.chat)
-    """Format prompts with the model's chat template, as user messages, as instruction-tuned models expect; `auto`: if
-    all tokenizers have a template."""
+    """Format prompts with the model's chat template, as user messages; `auto`: if all tokenizers have a template."""
     system_prompt: str | None = sampling_setting(None)
     """System message of every conversation (requires `chat`)."""
     chat_date: str | None = sampling_setting(None, pattern=r"^\d{4}-\d\d-\d\d$")
-    """Current date for chat templates that contain one, YYYY-MM-DD (requires `chat`); null: the day on which the run
-    started, also when it resumes."""
+    """Date that chat templates show as today's, YYYY-MM-DD (requires `chat`); null: the day of the run's start."""
     chat_template_kwargs: dict[str, Any] | None = sampling_setting(None, search=False)
-    """Further arguments of the chat template, such as `{enable_thinking: false}` (requires `chat`, docs/models.md). The
-    template must read each of them."""
+    """Further arguments of the chat template, such as `{enable_thinking: false}` (requires `chat`, docs/models.md)."""
     thinking: Thinking | None = sampling_setting(None, search=False)
-    """Tags of the thought that a reasoning model writes before its answer, `{start: <think>, end: </think>}`
-    (docs/models.md). It is trained as part of the response, but later agents, the feedback and the reward see only the
-    text after it. Null: responses have no thoughts."""
+    """Tags of the thought that a reasoning model writes before its answer, `{start: <think>, end: </think>}`: it is
+    trained, but later agents, feedback and reward see only the text after it (docs/models.md)."""
     stop: str | None = task_setting(None, min_length=1)
-    """Text that ends a response, such as a line break; rewards and later agents see only the text before it. If no
-    single token contains it, generation continues to the limit, and the rest is dropped."""
+    """Text that ends a response, such as a line break; rewards and later agents see only the text before it."""
 
     # The chain.
     num_agents: int = policy_setting(2, ge=1, le=MAX_AGENTS)
     """Agents in the chain: 1 is a single agent, 2 is CORY; with `roles` by default all of theirs."""
-    roles: list[RoleSettings] | None = policy_setting(None, search=False, min_length=1)
+    roles: list[Role] | None = policy_setting(None, search=False, min_length=1)
     """Roles of the chain in order, such as `[{name: solver}, {name: critic, produces_response: false}, ...]`
     (docs/roles.md); `num_agents` below their number keeps only the first agents. Null: a pioneer and observers."""
     num_policies: int | None = policy_setting(None, ge=1, le=MAX_POLICIES)
@@ -143,13 +129,11 @@ class Fields(BaseModel):
     exchange_period: int | None = learning_setting(5, ge=1, clone=True)
     """Updates between role exchanges (T_REx); null: never."""
     reset_on_exchange: bool = learning_setting(False, clone=True)
-    """Reset Adam's moments, the adaptive KL coefficient and reward scaling at each role exchange, as the paper's code
-    does."""
+    """Reset Adam's moments, `kl_coef` and reward scaling at each role exchange, as the paper's code does."""
     average_period: int | None = learning_setting(None, ge=1, clone=True)
     """Updates between averagings of all LLMs' weights (docs/averaging.md); null: never."""
     average_tau: float = learning_setting(1.0, gt=0, le=1, clone=True)
-    """Step size of averaging: 1 sets all LLMs to the mean, smaller values move them towards it (requires
-    `average_period`)."""
+    """Step size of averaging: 1 sets all LLMs to the mean, smaller values move them towards it."""
     knowledge_transfer: bool = sampling_setting(ChainSettings.knowledge_transfer)
     """Show agents the responses of earlier agents."""
     observed: ObservedResponses = sampling_setting(ChainSettings.observed)
@@ -163,21 +147,18 @@ class Fields(BaseModel):
     """Credit assignment (docs/credit.md): `sum`, each agent gets the rewards of all, as in the paper; `chain`, its own
     and those of later agents; or your own function, `module:function`."""
     reward_scope: RewardScope = learning_setting("all")
-    """Rewards that `credit` assigns: those of `all` agents, or only the `last` agent's. It does not change the reported
-    task rewards, which are each agent's own."""
+    """Rewards that `credit` assigns: those of `all` agents, or only the `last` agent's."""
     partner_reward: float = learning_setting(ChainSettings.partner_reward, clone=True)
     """Weight of the other agents' rewards in `credit=sum`: agent i trains on r_i + partner_reward * sum of the others'
     r, except those of other drafts of its role. 0: each agent has its own reward; the paper's sum is 1."""
     chain_gamma: float = learning_setting(1.0, ge=0, le=1)
     """Discount from one agent to the next in `credit=chain`; 0 gives each agent only its own reward."""
     chain_lam: float = learning_setting(1.0, ge=0, le=1)
-    """GAE's lambda from one agent to the next in `credit=chain`: 1 uses the next agent's reward, 0 its critic's
-    estimate, which has less variance."""
+    """GAE's lambda between agents in `credit=chain`: 1 uses the next agent's reward, 0 its critic's estimate."""
 
     # Weights, precision and placement.
     weights: Literal["full", "lora"] = policy_setting("lora")
-    """Weights of each policy: `full`, its own copy; `lora`, its own adapter on one frozen base, which is also the
-    reference."""
+    """`full`: a copy of all weights per policy; `lora`: adapters on one frozen base, which is also the reference."""
     lora_rank: int = policy_setting(16, ge=1, le=512)
     """Rank of the adapters (r)."""
     lora_alpha: float = policy_setting(32.0, gt=0)
@@ -185,8 +166,7 @@ class Fields(BaseModel):
     lora_target_modules: str | None = policy_setting(None)
     """Layers with an adapter, such as `q_proj,v_proj`; null: all linear layers except the output head."""
     quantization: Literal["none", "nf4"] = policy_setting("none")
-    """Store the frozen base in 4 bits per weight with bitsandbytes (`weights=lora` on CUDA GPUs with
-    `backend=transformers`)."""
+    """Store the frozen base of adapters in 4 bits per weight with bitsandbytes (GPUs, `backend=transformers`)."""
     offload_optimizer: bool = computing_setting(False)
     """Keep Adam's moments in CPU memory instead of on the GPU: less GPU memory, slower steps (docs/plan.md)."""
     gradient_checkpointing: bool = computing_setting(False)
@@ -202,8 +182,7 @@ class Fields(BaseModel):
     num_learners: int = computing_setting(0, ge=0, le=MAX_PROCESSES)
     """Learner processes; 0 learns in the driver."""
     shards_per_policy: int | None = computing_setting(None, ge=1)
-    """Learner processes per LLM, over which its weights, gradients and Adam's moments are split (docs/sharding.md);
-    null: every learner holds every LLM."""
+    """Learner processes over which each LLM is split (docs/sharding.md); null: every learner holds every LLM."""
     gpus_per_runner: float = computing_setting(None, ge=0)
     """GPUs per runner, fractions allowed; null: if `gpus_per_learner` is null too, learner and runners share this
     machine's GPU (docs/plan.md); else 0."""
@@ -228,9 +207,8 @@ class Fields(BaseModel):
     num_passes: float | None = learning_setting(None, gt=0, search=False)
     """Length of the run in passes over the training queries, instead of `num_updates`, which is computed from it."""
     max_lag: int = learning_setting(0, ge=0, le=1)
-    """1 prefetches the next update's rollouts while learners learn, with weights one update older, corrected by
-    `importance_sampling_clip_max` (docs/plan.md). A resumed run generates its first update with the current weights, so
-    it differs slightly from an uninterrupted one."""
+    """1 prefetches the next update's rollouts while learners learn, with weights one update older (docs/plan.md). A
+    resumed run generates its first update with the current weights, so it differs slightly."""
     queries_per_update: int = learning_setting(16, ge=1, le=100_000)
     """Queries per update."""
     num_generations: int = learning_setting(8, ge=1, le=1_000)
@@ -241,28 +219,24 @@ class Fields(BaseModel):
     micro_batch_size: int = computing_setting(64, ge=1)
     """Maximum responses per forward and backward pass."""
     micro_batch_tokens: Literal["auto"] | Tokens | None = computing_setting("auto")
-    """Maximum tokens per forward and backward pass, including prompts and padding, shared prefixes counted once; a
-    longer row is processed alone. `auto`: as many as fit into the learner's device by estimate (docs/plan.md), at most
-    16,384, on a CPU 2,048; null: no limit."""
+    """Maximum tokens per forward and backward pass, with prompts and padding, shared prefixes once; a longer row is
+    alone. `auto`: as many as fit by estimate (docs/plan.md), at most 16,384, on a CPU 2,048; null: no limit."""
     num_epochs: int = learning_setting(1, ge=1, clone=True)
     """PPO epochs: passes over each update's responses (`num_passes` counts passes over the data)."""
     lr: float | None = learning_setting(None, gt=0, clone=True)
     """Learning rate of AdamW; null: 1e-5 for adapters, 1e-6 for full weights."""
     lr_schedule: Literal["constant", "linear", "cosine"] = learning_setting("constant")
-    """Learning rate after the warmup: `constant`, or `linear` or `cosine` decay to 0 at `num_updates`. Resuming with
-    another `num_updates` changes the decay."""
+    """Learning rate after the warmup: `constant`, or `linear` or `cosine` decay to 0 at `num_updates`."""
     warmup_updates: int = learning_setting(0, ge=0)
     """Updates over which the learning rate rises linearly to `lr`."""
     weight_decay: float = learning_setting(0.0, ge=0, clone=True)
     """Decoupled weight decay of AdamW."""
     max_prompt_tokens: int | None = sampling_setting(None, ge=1)
-    """Maximum prompt length, in tokens; null: as long as the data and earlier responses of full length need, but at
-    most 4,096 and the model's context."""
+    """Maximum prompt length, in tokens; null: as long as data, earlier responses and model need, at most 4,096."""
     max_response_tokens: int = sampling_setting(ChainSettings.max_response_tokens, ge=1)
     """Maximum response length, in tokens."""
     min_response_tokens: int | None = sampling_setting(None, ge=1)
-    """Sample the length limit of each training update from `min_response_tokens` to `max_response_tokens`; null: always
-    `max_response_tokens`."""
+    """Sample the length limit of each training update from this to `max_response_tokens`; null: always the latter."""
     temperature: float = sampling_setting(1.0, gt=0, clone=True)
     """Sampling temperature; also divides the logits in training."""
 
@@ -272,46 +246,36 @@ class Fields(BaseModel):
     the policy's other responses to the query in the same role; `gdpo`, as `grpo` but each of several reward functions
     apart; `reinforce`, relative to all its responses."""
     kl_coef: float = learning_setting(0.01, ge=0, clone=True)
-    """Weight of the KL penalty to the reference policy (eta); 0: no reference is loaded and no KL is measured, unless
-    a role's `kl_coef` or `eval_kl_coef` is above 0."""
+    """Weight of the KL penalty to the reference policy (eta); 0: training loads no reference and measures no KL."""
     kl_estimator: KLEstimator = learning_setting("k1")
     """KL estimator of the penalty: `k1` or `k3` from the sampled token, `full` over the whole vocabulary; `grpo`,
-    `dr_grpo` and `gdpo` use k3 in the loss. Only `k1` has the gradient of the KL: the `full` KL at a position does not
-    depend on the sampled token, so a token is penalized only through the KL at later positions."""
+    `dr_grpo` and `gdpo` use k3 in the loss. In rewards, only `k1` has the gradient of the KL (docs/algorithms.md)."""
     kl_target: float | None = learning_setting(None, gt=0, clone=True)
-    """Adapt `kl_coef` so that a response's KL becomes this many nats, 6 in the paper's code; null: `kl_coef` is
-    fixed."""
+    """Adapt `kl_coef` so that a response's KL becomes this many nats, 6 in the paper's code; null: it is fixed."""
     kl_horizon: int = learning_setting(10000, ge=1, clone=True)
     """Time scale of this adaptation, in responses."""
     reward_scaling: Literal["none", "scale", "normalize"] = learning_setting("none", clone=True)
-    """Divide training rewards by their running standard deviation (`scale`), or also subtract their running mean
-    (`normalize`)."""
+    """Divide training rewards by their running standard deviation; `normalize`: also subtract their mean."""
     eval_kl_coef: float | None = learning_setting(None, ge=0, search=False)
-    """KL weight in the reported combined reward; null: the initial `kl_coef`. Above 0, evaluations measure the KL even
-    if `kl_coef` is 0."""
+    """KL weight in the reported combined reward; null: the initial `kl_coef`. Above 0, evaluations measure the KL."""
     gamma: float = learning_setting(1.0, ge=0, le=1, clone=True)
     """Discount per token."""
     lam: float = learning_setting(0.95, ge=0, le=1, clone=True)
     """GAE's lambda per token."""
     loss: Loss = learning_setting("ppo")
-    """Policy loss (docs/algorithms.md): `ppo`, a clipped ratio per token; `gspo`, one per response, and all responses
-    weigh the same (requires a group estimator); `cispo`, ratios as bounded weights without a gradient, so
-    every token has one."""
+    """Policy loss (docs/algorithms.md): `ppo`, a clipped ratio per token; `gspo`, one per response, all of the same
+    weight; `cispo`, ratios as bounded weights without a gradient, so every token has one."""
     clip_ratio: float | None = learning_setting(None, gt=0, clone=True)
-    """Clip range of the probability ratio; null: 0.2, with `gspo` 3e-4 below and 4e-4 above 1, with `cispo` 4 above 1
-    alone."""
+    """Clip range of the probability ratio; null: 0.2, `gspo` 3e-4 and 4e-4, `cispo` only 4 above 1."""
     clip_ratio_high: float | None = learning_setting(None, gt=0, clone=True)
-    """Upper clip range, if different (DAPO's clip-higher); null: `clip_ratio`. With `cispo`, the largest weight of a
-    token is 1 more."""
+    """Upper clip range, if different (DAPO); null: `clip_ratio`. With `cispo`, the largest weight is 1 more."""
     dual_clip: float | None = learning_setting(None, gt=1, clone=True)
-    """Bound of the ratio of tokens with negative advantages (`loss=ppo`), such as 3; null: none. Without it, the clip
-    range bounds their ratio only from below."""
+    """Bound of the ratio of tokens with negative advantages (`loss=ppo`), such as 3; null: none."""
     entropy_coef: float = learning_setting(0.0, ge=0, clone=True)
     """Weight of the mean entropy per token in the objective, which keeps responses diverse."""
     importance_sampling_mode: ImportanceSamplingMode = learning_setting("token_truncate")
-    """Weights of the policy loss by learner's / sampler's probability, which correct for bf16 and `max_lag`: `token_*`
-    per token, `sequence_*` the product over the response; `*_truncate` sets weights out of bounds to the bound,
-    `*_mask` to 0."""
+    """Weights by learner's / sampler's probability, which correct for bf16 and `max_lag`: per token, or their product
+    over a response (`sequence_*`); out of bounds, they are set to the bound (`*_truncate`) or 0 (`*_mask`)."""
     importance_sampling_clip_max: float | None = learning_setting(2.0, ge=1)
     """Largest importance sampling weight; null: no weights."""
     importance_sampling_clip_min: float | None = learning_setting(None, gt=0, le=1)
@@ -333,17 +297,10 @@ class Fields(BaseModel):
     grad_clip: float | None = learning_setting(1.0, gt=0, clone=True)
     """Maximum gradient norm per policy; null: no clipping, as in the paper's code."""
 
-    # Health checks. The limits are well outside the range of healthy runs (docs/health.md).
-    stop_on_collapse: bool = monitoring_setting(False)
-    """End the run, with a checkpoint, if a policy collapses: repetition, missing end of sequence, or KL above its
-    limit."""
-    max_repetition: float = monitoring_setting(0.2, gt=0, le=1)
-    """Warn if more than this share of a response's pairs of adjacent tokens occur earlier in it."""
+    # Evaluation and output. The limits of health checks are fixed (docs/health.md).
     max_logprob_diff: float | None = monitoring_setting(None, gt=0, resume=True)
     """End the run if the mean |sampler - learner| log-probability per token under the same weights exceeds this, in
     nats. Null: three times the difference at start, at least 0.05 in bf16 and 0.001 in fp32 (docs/health.md)."""
-
-    # Evaluation and output.
     eval_every: int = monitoring_setting(10, ge=1)
     """Updates between evaluations on held-out queries."""
     eval_queries: int = monitoring_setting(128, ge=1)
@@ -358,11 +315,7 @@ class Fields(BaseModel):
     `final.json`; null: no final evaluation."""
     checkpoint_every: int = output_setting(10, ge=1)
     """Updates between checkpoints."""
-    checkpoint_minutes: float | None = output_setting(None, gt=0)
-    """Also save a checkpoint after an update if the last one is at least this many minutes old; null: never."""
     keep_checkpoints: int = output_setting(2, ge=1)
     """Number of latest checkpoints to keep, besides the best one."""
-    samples_every: int = output_setting(5, ge=1)
-    """Updates between sample texts."""
     tracker: Literal["wandb", "trackio"] | None = output_setting(None)
     """Also log to Weights & Biases (`wandb`), or to Trackio, a local dashboard (`trackio`); each is an extra."""

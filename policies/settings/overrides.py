@@ -5,7 +5,7 @@ Each requirement lists settings that have an effect only in combination with oth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from policies.settings.error import SettingsError
@@ -16,16 +16,17 @@ GROUP_ESTIMATORS = ("rloo", "grpo", "dr_grpo", "gdpo")
 """Estimators that compare the responses of a group."""
 EARLIER_DEFAULTS = {"partner_reward": 1.0}
 """Defaults of earlier versions, which their runs and the preset `paper` have even if they have no effect."""
+GROUP_ADVANTAGE = "advantage=rloo, grpo, dr_grpo or gdpo"
 RUNNER_SETTINGS = ("tensor_parallel_size", "weight_transfer", "max_lag")
-"""Settings of runner processes."""
+ADAPTER_SETTINGS = ("lora_rank", "lora_alpha", "lora_target_modules", "quantization")
 
 
 class Requirement(NamedTuple):
-    """A condition under which settings have an effect."""
+    """A condition that settings require unless they have their defaults."""
 
     settings: tuple[str, ...]
-    is_met: Callable[[Fields], object]
-    """The argument may be unvalidated: its values may have any type."""
+    is_met: Callable[[Any], object]
+    """The argument has all settings, which may be unvalidated."""
     text: str
 
 
@@ -37,6 +38,11 @@ def _can_average(s: Fields) -> bool:
     return one_model and (s.num_policies != 1 if s.num_policies else 1 not in (num_roles, s.num_agents))
 
 
+def _sees_earlier(s: Fields) -> bool:
+    return s.num_agents != 1 and s.knowledge_transfer
+
+
+_CHAIN = "num_agents of 2 or more, and knowledge_transfer=true"
 REQUIREMENTS = (
     Requirement(("partner_reward",), lambda s: s.credit == "sum", "credit=sum"),
     Requirement(("chain_gamma", "chain_lam"), lambda s: s.credit == "chain", "credit=chain"),
@@ -44,20 +50,10 @@ REQUIREMENTS = (
     Requirement(("average_period", "eval_average"), _can_average, "two or more LLMs with the same model"),
     Requirement(("average_tau",), lambda s: s.average_period is not None, "average_period"),
     Requirement(("select_by",), lambda s: s.select_by != "mean" or s.eval_average, "eval_average=true"),
+    Requirement(("select_by",), lambda s: s.select_by != "chain" or _sees_earlier(s), _CHAIN),
+    Requirement(ADAPTER_SETTINGS, lambda s: s.weights == "lora", "weights=lora"),
     Requirement(
-        ("select_by",),
-        lambda s: s.select_by != "chain" or (s.num_agents != 1 and s.knowledge_transfer),
-        "num_agents of 2 or more, and knowledge_transfer=true",
-    ),
-    Requirement(
-        ("lora_rank", "lora_alpha", "lora_target_modules", "quantization"),
-        lambda s: s.weights == "lora",
-        "weights=lora",
-    ),
-    Requirement(
-        ("feedback",),
-        lambda s: s.num_agents != 1 and (s.knowledge_transfer or s.stop_when is not None),
-        "num_agents of 2 or more, and knowledge_transfer=true or stop_when",
+        ("feedback",), lambda s: _sees_earlier(s) or (s.num_agents != 1 and s.stop_when), f"{_CHAIN} or stop_when"
     ),
     Requirement(("stop_when",), lambda s: s.feedback is not None and s.num_agents != 1, "feedback"),
     Requirement(("stop_in_training",), lambda s: s.stop_when is not None, "stop_when"),
@@ -72,19 +68,12 @@ REQUIREMENTS = (
         "importance_sampling_clip_max",
     ),
     Requirement(("overlong_buffer", "overlong_penalty"), lambda s: s.overlong == "penalty", "overlong=penalty"),
-    Requirement(
-        ("dynamic_sampling",), lambda s: s.advantage in GROUP_ESTIMATORS, "advantage=rloo, grpo, dr_grpo or gdpo"
-    ),
+    Requirement(("dynamic_sampling",), lambda s: s.advantage in GROUP_ESTIMATORS, GROUP_ADVANTAGE),
     Requirement(("tensor_parallel_size", "weight_transfer"), lambda s: s.backend == "vllm", "backend=vllm"),
     Requirement(("weight_transfer",), lambda s: s.weights == "full", "weights=full"),
     Requirement(RUNNER_SETTINGS, lambda s: s.num_runners, "num_runners of 1 or more"),
     Requirement(("offload_optimizer",), lambda s: s.gpus_per_learner, "gpus_per_learner"),
 )
-
-
-def is_earlier_default(name: str, value: object) -> bool:
-    """Whether a setting has its default of earlier versions, which is then allowed to have no effect."""
-    return name in EARLIER_DEFAULTS and value == EARLIER_DEFAULTS[name]
 
 
 def apply_overrides(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,17 +101,18 @@ def apply_overrides(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> 
         # `num_agents=1` is set. Values without effect before, such as `average_tau` alone in a file, are rejected
         # later.
         if is_met(Fields.model_construct(**values)) and not is_met(Fields.model_construct(**result)):
-            unused = {
-                name for name in names if name not in overrides and not is_earlier_default(name, result.get(name))
+            result = {
+                name: value
+                for name, value in result.items()
+                if name not in names or name in overrides or value == EARLIER_DEFAULTS.get(name, ())
             }
-            result = {name: value for name, value in result.items() if name not in unused}
     return result
 
 
-def reject_unused_settings(settings: Fields) -> None:
-    """Rejects settings that differ from their defaults and have no effect."""
-    for names, is_met, text in REQUIREMENTS:
+def reject_unmet(settings: Fields, requirements: Iterable[Requirement]) -> None:
+    """Rejects settings that differ from their defaults and lack what they require."""
+    for names, is_met, text in requirements:
         for name in () if is_met(settings) else names:
             value, default = getattr(settings, name), type(settings).model_fields[name].default
-            if value != default and not is_earlier_default(name, value):
+            if value not in (default, EARLIER_DEFAULTS.get(name, default)):
                 raise ValueError(f"{name}={to_cli(value)} requires {text}. Set that, or {name}={to_cli(default)}.")

@@ -118,10 +118,10 @@ class Settings(DerivedSettings):
             ModelError: model, tokenizer and maximum lengths are incompatible.
         """
         values = {field.name: getattr(self, field.name) for field in fields(ChainSettings) if field.name in METADATA}
-        values["roles"] = None if self.roles is None else [role.role for role in self.roles]
         values |= {"chat": self.uses_chat(tokenizers), "max_prompt_tokens": self.prompt_limit}
-        model_values = ("vocab_size", "num_embeddings", "stop_token_ids")
-        return values | {name: getattr(self, name)(tokenizers, policy_id) for name in model_values}
+        sizes = self._embeddings(tokenizers, policy_id)  # prompts are shared, so they must fit the smallest one
+        values |= {"vocab_size": max(sizes), "num_embeddings": min(sizes)}
+        return values | {"stop_token_ids": self.stop_token_ids(tokenizers, policy_id)}
 
     def make_task(self) -> Task:
         """Creates the task and loads its queries.
@@ -221,10 +221,6 @@ class Settings(DerivedSettings):
             ModelError: a model is missing or incompatible.
         """
         return max(self._embeddings(tokenizers, policy_id))
-
-    def num_embeddings(self, tokenizers: Tokenizers, policy_id: str) -> int:
-        """Rows of the smallest embedding of these models, as prompts are shared; otherwise the same as `vocab_size`."""
-        return min(self._embeddings(tokenizers, policy_id))
 
     def _embeddings(self, tokenizers: Tokenizers, policy_id: str) -> list[int]:
         from policies.models.model_check import check_model  # imports torch

@@ -120,7 +120,7 @@ def test_operations_are_six_a_weight_and_token_and_less_where_weights_are_frozen
     ],
     ids=str,
 )
-def test_the_estimate_is_within_15_percent_of_what_an_h200_held(
+def test_the_estimate_is_within_20_percent_of_what_an_h200_held(
     case: Case, micro_batch_size: int, gigabytes: float, tmp_path: Path
 ) -> None:
     config_of(case.size).save_pretrained(tmp_path)
@@ -128,4 +128,4 @@ def test_the_estimate_is_within_15_percent_of_what_an_h200_held(
     settings = gpu.settings(case, options, str(tmp_path), "cuda")
     parts = memory.estimate_learner(settings, memory.model_shapes(settings)).parts
     planned = sum(size for name, size in parts.items() if name not in ("libraries", "allowance"))
-    assert gigabytes * 1e9 == pytest.approx(planned, rel=0.15)
+    assert gigabytes * 1e9 == pytest.approx(planned, rel=0.2)

@@ -7,7 +7,7 @@ import pytest
 
 from cory_env import cory_v0
 from cory_env.rewards.answer import first_line_is_right
-from cory_env.tasks import Operations, Query, make_task
+from cory_env.tasks import Query, make_task
 from cory_env.tasks.arithmetic import draw_queries
 from tests.cory_env.sample_tasks import LENGTH, response, tokenizer, validate
 
@@ -19,7 +19,7 @@ def numbers(query: Query) -> tuple[int, int]:
 
 @pytest.mark.parametrize("operations", ["sums", "differences", "both"])
 @pytest.mark.parametrize("digits", [1, 2, 3, 9])
-def test_examples_training_and_held_out_queries_share_no_pair_of_numbers(digits: int, operations: Operations) -> None:
+def test_examples_training_and_held_out_queries_share_no_pair_of_numbers(digits: int, operations: str) -> None:
     parts = draw_queries(digits, operations)
     pairs = [{frozenset(numbers(query)) for query in part} for part in parts]
     assert [len(pair_set) for pair_set in pairs] == [4, *((46, 5) if digits == 1 else (3597, 399))]
@@ -58,20 +58,20 @@ def test_the_observer_sees_the_first_line_of_earlier_responses() -> None:
     assert len(examples) == 4
     later = task.observer_prompt(Query(0, "12 + 34"), [" 45 \n1 + 1 = 2\n", " 46"])
     assert later.split("\n") == [*examples, "Reference: 12 + 34 = 45", "Reference: 12 + 34 = 46", "12 + 34 ="]
-    assert all("+" in line for line in make_task("arithmetic", operations="sums").prompt(Query(0, "x")).split("\n")[:4])
+    assert all("+" in line for line in make_task("arithmetic?operations=sums").prompt(Query(0, "x")).split("\n")[:4])
     sums = [str(sum(numbers(Query(0, line.split(" =")[0])))) for line in examples if "+" in line]
     assert len(sums) == 2 and set(sums) < set(answers)
 
 
 def test_the_task_is_valid_and_wrong_answers_get_no_reward() -> None:
-    report = validate(make_task("arithmetic", digits=1), tokenizer(), max_prompt_tokens=None)
+    report = validate(make_task("arithmetic?digits=1"), tokenizer(), max_prompt_tokens=None)
     assert report.ok and not report.warnings
     assert "train: 92 of 92 gold answers score 1.0" in report.facts
     assert any(fact.startswith("train: 0 of ") and "wrong answers" in fact for fact in report.facts)
 
 
 def test_the_environment_runs_the_task() -> None:
-    environment = cory_v0.env(task="arithmetic", digits=1, operations="sums", max_prompt_tokens=200)
+    environment = cory_v0.env(task="arithmetic?digits=1&operations=sums", max_prompt_tokens=200)
     environment.reset(options={"query": 0})
     gold = str(environment.queries[0].columns["answer"])
     environment.step(response(f" {gold}\n"))
@@ -93,17 +93,20 @@ def test_user_data_and_rewards_are_supported(tmp_path: Path) -> None:
     assert custom.gold(custom.train[0]) is None and custom.solved_at is None
 
 
-def test_invalid_settings_and_settings_for_other_tasks_are_rejected(tmp_path: Path) -> None:
-    for digits in (0, 10):
-        with pytest.raises(ValueError, match=rf"digits is {digits}, but must be 1 to 9"):
-            make_task("arithmetic", digits=digits)
+def test_invalid_options_and_options_of_other_tasks_are_rejected() -> None:
+    for digits in ("0", "10", "two"):
+        with pytest.raises(ValueError, match=rf"digits is .*{digits}.*, but must be 1 to 9"):
+            make_task(f"arithmetic?digits={digits}")
     with pytest.raises(ValueError, match="operations is 'products', but must be 'sums', 'differences' or 'both'"):
-        make_task("arithmetic", operations="products")
+        make_task("arithmetic?operations=products")
     with pytest.raises(
-        ValueError, match=r"digits=3 requires task=arithmetic .* but task is imdb and data None\. Leave it out"
+        ValueError, match=r"Unknown option 'digit' in .*The task arithmetic has the options digits, operations"
     ):
-        make_task("imdb", digits=3)
-    with pytest.raises(ValueError, match=r"operations=sums requires .* but task is custom"):
-        make_task("custom", data=tmp_path / "none.jsonl", reward=LENGTH, operations="sums")
-    with pytest.raises(ValueError, match="requires task=arithmetic"):
-        make_task("arithmetic", data=tmp_path / "none.jsonl", digits=3)
+        make_task("arithmetic?digit=1")
+    for task in ("imdb", "drafts"):
+        with pytest.raises(
+            ValueError, match=f"Unknown option 'digits' in task={task}.digits=3. The task {task} has no options"
+        ):
+            make_task(f"{task}?digits=3")
+    with pytest.raises(ValueError, match=r"Invalid task 'arithmetic\?digits': .*Write NAME\?option=value"):
+        make_task("arithmetic?digits")

@@ -50,7 +50,7 @@ def chat_tokenizer() -> "PreTrainedTokenizerBase":
 
 
 def test_a_few_shot_prompt_is_one_user_message(chat_tokenizer: "PreTrainedTokenizerBase") -> None:
-    task = make_task("arithmetic", digits=1)
+    task = make_task("arithmetic?digits=1")
     report = validate(task, chat_tokenizer, chat=True, max_prompt_tokens=None)
     content = task.observer_prompt(task.train[0], ["<pioneer's response>"])
     assert report.ok
@@ -58,7 +58,7 @@ def test_a_few_shot_prompt_is_one_user_message(chat_tokenizer: "PreTrainedTokeni
 
 
 def test_gold_answers_to_conversations_are_rewarded_as_messages(chat_tokenizer: "PreTrainedTokenizerBase") -> None:
-    sums = make_task("arithmetic", digits=1)
+    sums = make_task("arithmetic?digits=1")
     task = replace(
         sums,
         train=[replace(query, history=HISTORY) for query in sums.train[:2]],

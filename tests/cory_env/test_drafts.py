@@ -1,7 +1,5 @@
 """The task drafts: queries, splits, prompts and rewards."""
 
-import pytest
-
 from cory_env.rewards.answer import whole_is_right
 from cory_env.tasks import Query, make_task
 from cory_env.tasks.drafts import draw_queries, format_working, is_working, parse_query
@@ -50,8 +48,3 @@ def test_the_observer_sees_the_draft_between_query_and_equals_sign() -> None:
 def test_the_task_is_valid() -> None:
     report = validate(make_task("drafts"), tokenizer(), max_prompt_tokens=None)
     assert report.ok and not report.warnings
-
-
-def test_digits_requires_the_task_arithmetic() -> None:
-    with pytest.raises(ValueError, match="digits=3 requires task=arithmetic"):
-        make_task("drafts", digits=3)

@@ -265,7 +265,7 @@ def test_own_feedback_is_used_only_if_asked_for(monkeypatch: pytest.MonkeyPatch)
 
 
 def gold_task(**fields: Any) -> Task:
-    return make_task("arithmetic", digits=1, **fields)
+    return make_task("arithmetic?digits=1", **fields)
 
 
 @pytest.mark.parametrize(

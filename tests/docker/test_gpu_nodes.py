@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from benchmarks.roofline import MODELS, example_settings
+from launch.cluster.memory import estimate_processes
 from launch.cluster.placement import Node, pack
 from launch.console.cli import parse_command
-from policies.settings.hardware.fit import estimate_processes
 from policies.settings.memory import model_shapes
 from policies.settings.processes import processes
 from tests.docker.conftest import CHECKOUT, manifests

@@ -80,7 +80,7 @@ def test_a_warning_starts_after_three_updates_is_logged_once_and_ends_with_its_s
     assert [record.args[0] for record in caplog.records if isinstance(record.args, tuple)] == [3]
 
 
-def test_a_policy_that_stops_ending_its_responses_ends_the_run_as_collapsed(
+def test_a_policy_that_stops_ending_its_responses_has_collapsed(
     make_cory: MakeCory, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tokenizer = load_tokenizer()
@@ -110,14 +110,14 @@ def test_a_policy_that_stops_ending_its_responses_ends_the_run_as_collapsed(
         minibatch_size=32,
         micro_batch_size=32,
         eval_every=100,
-        stop_on_collapse=True,
+        num_updates=12,
     )
     with caplog.at_level(logging.WARNING, logger="policies"):
         for _ in range(12):
             result = algorithm.train()
-            if result["done"]:
+            if result["cory"]["collapsed"]:
                 break
-    assert result["done"] and result["cory"]["collapsed"]
+    assert result["cory"]["collapsed"]
     assert {sign for sign, _ in signs(result["cory"])} == {"eos"}
     assert "rarely ends its responses" in caplog.text
 
@@ -141,8 +141,9 @@ def test_an_end_of_sequence_rate_may_fall_within_three_standard_errors(
     """With a true rate of 2 %, 6 % of 128 responses can end by chance: three standard errors are 0.063."""
     settings = make_settings({})
     figures = {"repetition": 0.0, "eos_rate": current, "kl": 0.0, "response_length": 12.0}
-    assert bool(list(collapse_signs(settings, "llm_1", figures, first, responses=128))) == has_sign
-    assert not list(collapse_signs(settings, "llm_1", figures, first, responses=8))
+    start = {"eos_rate": first, "repetition": 0.0}
+    assert bool(list(collapse_signs(settings, "llm_1", figures, start, responses=128))) == has_sign
+    assert not list(collapse_signs(settings, "llm_1", figures, start, responses=8))
 
 
 @pytest.mark.parametrize(
@@ -367,3 +368,18 @@ def test_effect_size_is_infinite_without_variance_and_0_without_difference() -> 
     constant = {"task_reward": 1.0, "task_reward_std": 0.0}
     assert effect_size(constant, constant) == 0.0
     assert effect_size(constant, {**constant, "task_reward": 2.0}) == float("-inf")
+
+
+@pytest.mark.parametrize(("first", "current", "has_sign"), [(0.0, 0.19, False), (0.0, 0.21, True), (0.45, 0.6, False)])
+def test_texts_that_repeat_by_nature_may_do_so(first: float, current: float, has_sign: bool) -> None:
+    """A grid of six digits repeats pairs; `first` is the share of repeated pairs in the first update."""
+    health = Health(make_settings({"num_agents": 1}))
+    healthy = {**METRICS, "task_reward_std": 1.0}
+    reports = [
+        {"update": 1, "policy": {"llm_1": {**healthy, "repetition": first}}, "role": {"pioneer": healthy}},
+        {"update": 2, "policy": {"llm_1": {**healthy, "repetition": current}}, "role": {"pioneer": healthy}},
+    ]
+    assert health.observe(reports[0], {"llm_1": 8}) == []
+    assert signs({"health": observe_thrice(health, reports[1], {"llm_1": 8})}) == (
+        {("repetition", "llm_1")} if has_sign else set()
+    )

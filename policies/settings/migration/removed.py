@@ -18,10 +18,13 @@ REMOVED: dict[str, Any] = {
 WITHOUT_EFFECT = frozenset(
     {
         *("runner_resources", "learner_resources", "prefix_sharing"),
-        *("health_patience", "min_eos_ratio", "max_token_kl", "max_observer_deficit", "max_role_gap"),
+        *("health_patience", "min_eos_ratio", "max_token_kl", "max_observer_deficit", "max_role_gap", "max_repetition"),
+        *("stop_on_collapse", "checkpoint_minutes", "samples_every"),
     }
 )
-"""Settings that decided where a run computed, when it warned and when it saved, but not what it learned."""
+"""Settings that decided where a run computed, when it warned, saved and stopped, but not what it learned."""
+ARITHMETIC_OPTIONS = ("digits", "operations")
+"""Settings that are options of a task today."""
 
 
 def drop_removed(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -29,6 +32,9 @@ def drop_removed(values: Mapping[str, Any]) -> dict[str, Any]:
     values = {key: value for key, value in {**values}.items() if key not in WITHOUT_EFFECT}
     if values.pop("kl_control", None) == "fixed":  # kl_target was 6 even then
         values = {key: value for key, value in values.items() if key not in ("kl_target", "kl_horizon")}
+    options = {key: values.pop(key) for key in ARITHMETIC_OPTIONS if key in values}
+    if text := "&".join(f"{key}={value}" for key, value in options.items() if value is not None):
+        values["task"] = f"{values['task']}?{text}"
     if values.get("importance_sampling_mode") == "none":
         values |= {"importance_sampling_mode": "token_truncate", "importance_sampling_clip_max": None}
     if isinstance(thinking := values.get("thinking"), Mapping):

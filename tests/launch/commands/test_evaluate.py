@@ -103,12 +103,6 @@ def test_another_task_drops_the_runs_data_and_prompts(tmp_path: Path) -> None:
         settings("task=imdb", run=run)
 
 
-def test_data_replaces_generated_queries(tmp_path: Path) -> None:
-    run = record_test_run(tmp_path / "run", paper_settings(task="arithmetic", digits=1, operations="sums"))
-    changed = settings("data=other.jsonl", run=run)
-    assert (changed.data, changed.digits, changed.operations) == ("other.jsonl", None, None)
-
-
 def test_any_queries_per_update_is_allowed(run: Run) -> None:
     assert settings("queries_per_update=5", run=run).queries_per_update == 5
 

@@ -12,7 +12,7 @@ from benchmarks.roofline import EXAMPLES, MODELS, example_settings
 from cory_env.home import IN_JOB
 from cory_env.tokenizer import DEFAULT_TOKENIZER
 from launch.cluster.machines import make_machines
-from launch.cluster.memory import check_run_memory
+from launch.cluster.memory import check_run_memory, estimate_processes, estimate_runner
 from launch.cluster.placement import Node, check_placement, make_node, pack
 from launch.cluster.session import check_driver
 from launch.commands.plan import plan
@@ -24,8 +24,7 @@ from policies.models.model_check import ModelError
 from policies.models.model_names import BUNDLED_LM
 from policies.settings.files import presets
 from policies.settings.hardware import devices
-from policies.settings.hardware.fit import estimate_processes
-from policies.settings.memory import Memory, estimate_learner, estimate_runner, model_shapes
+from policies.settings.memory import Memory, estimate_learner, model_shapes
 from policies.settings.processes import Process, processes
 from policies.settings.settings import Settings
 from tests.paper import PAPER, make_settings

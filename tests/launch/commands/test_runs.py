@@ -34,8 +34,7 @@ def test_each_run_is_listed_once_with_its_state_at_any_depth(tmp_path: Path) -> 
     record_run(tmp_path / "killed", saved=2)  # a killed process and a failed one have the same state
     record_run(tmp_path / "loading", done=-1)
     record_run(tmp_path / "diverged").path.joinpath("refused_update_000004_llm_1.safetensors").touch()
-    collapsed = record_run(tmp_path / "study" / "runs" / "arm" / "seed_0", done=4, stop_on_collapse=True)
-    collapsed.metrics_file.append({**collapsed.metrics[-1], "update": 5, "collapsed": True})
+    record_run(tmp_path / "study" / "runs" / "arm" / "seed_0", saved=4)
     copy = tmp_path / "ended" / "wandb" / "config.yaml"  # files inside a run are not runs
     copy.parent.mkdir()
     copy.write_bytes((tmp_path / "ended" / "config.yaml").read_bytes())
@@ -49,7 +48,7 @@ def test_each_run_is_listed_once_with_its_state_at_any_depth(tmp_path: Path) -> 
         **{state: state for state in ("ended", "stopped", "diverged", "training")},
         "killed": "stopped",
         "loading": "stopped",  # killed before its first checkpoint
-        "study/runs/arm/seed_0": "collapsed",
+        "study/runs/arm/seed_0": "stopped",
         "broken": "unreadable",
     }
     last = runs["training"]

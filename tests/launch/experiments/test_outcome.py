@@ -103,15 +103,6 @@ def test_the_status_of_a_trial_says_how_it_ended(status: str, last: dict[str, An
     assert (row["status"], row["updates"]) == (shown, last.get("updates", 0))
 
 
-@pytest.mark.parametrize(("stop_on_collapse", "status"), [(True, "collapsed"), (False, "stopped early")])
-def test_a_trial_with_a_collapse_warning_counts_as_collapsed_only_with_stop_on_collapse(
-    stop_on_collapse: bool, status: str
-) -> None:
-    last = {"updates": 3, "combined_reward": 0.5, "cory": {"collapsed": True}}
-    row = trial_row(paper_settings(num_updates=9, stop_on_collapse=stop_on_collapse), last)
-    assert (row["status"], row["updates"], row["combined_reward"]) == (status, 3, 0.5)
-
-
 @pytest.mark.parametrize(("select_by", "task_reward"), [("bare", 1.0), ("chain", 2.0), ("mean", 3.0)])
 def test_the_metrics_of_a_trial_are_those_of_select_by(select_by: str, task_reward: float) -> None:
     settings = make_settings({"select_by": select_by, "eval_average": True, "backend": "transformers"})

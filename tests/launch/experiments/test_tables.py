@@ -53,5 +53,3 @@ def test_arms_with_the_same_index_in_different_versions_of_a_study_have_separate
 def test_the_result_line_of_a_run_shows_its_collapse() -> None:
     line = _result_line(study_run("ppo", 3, policy_metrics(1.0, 60.0)))
     assert line.startswith("ppo                seed 3") and line.endswith("seed 3 collapsed: kl")
-    stopped = study_run("ppo", 3, policy_metrics(1.0, 2.0), status="collapsed")  # by `stop_on_collapse`
-    assert _result_line(stopped).endswith("seed 3 collapsed, ended early")

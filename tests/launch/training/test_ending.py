@@ -98,21 +98,8 @@ def recorded_algorithm(folder: Path) -> Any:
     return algo
 
 
-@pytest.mark.parametrize(("minutes", "updates"), [(1e-9, [1, 2, 3, 4]), (1e9, [4]), (None, [4])])
-def test_checkpoints_are_also_saved_by_time(tmp_path: Path, minutes: float | None, updates: list[int]) -> None:
-    settings = paper_settings(num_updates=4, samples_every=100, checkpoint_every=100, checkpoint_minutes=minutes)
-    run = record_test_run(tmp_path / "run", settings, updates=[0])
-    terminal, interrupts = Terminal(settings, sys.stdout, bar=False), Interrupts(lambda: None)
-    with terminal, interrupts, CheckpointWriter(run, 9, pytest.fail) as checkpoints:
-        trainer = training.Trainer(run, settings, terminal, interrupts, debug=True)
-        trainer._loop(recorded_algorithm(tmp_path / "other"), checkpoints)
-    assert run.checkpoints.updates() == updates
-
-
 def test_a_signal_between_periodic_checkpoints_loses_no_update(tmp_path: Path) -> None:
-    settings = paper_settings(num_updates=12, samples_every=100).model_copy(
-        update={"checkpoint_every": SignallingPeriod(10)}
-    )
+    settings = paper_settings(num_updates=12).model_copy(update={"checkpoint_every": SignallingPeriod(10)})
     run = record_test_run(tmp_path / "run", paper_settings(num_updates=12), updates=[0])
     algo = recorded_algorithm(tmp_path / "other")
     terminal = Terminal(settings, sys.stdout, bar=False)

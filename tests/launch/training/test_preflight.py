@@ -167,7 +167,7 @@ def test_the_vllm_backend_without_vllm_is_rejected_with_the_install_command(monk
 
 
 def test_validate_says_which_max_prompt_tokens_would_suffice(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["arithmetic", "model=imdb-gpt2-tiny", "digits=1", "operations=sums", "max_response_tokens=40"]
+    words = ["task=arithmetic?digits=1&operations=sums", "model=imdb-gpt2-tiny", "max_response_tokens=40"]
     assert main(["validate", *words, "max_prompt_tokens=64"]) == 0
     printed = capsys.readouterr().out
     assert (
@@ -182,11 +182,11 @@ def test_validate_says_which_max_prompt_tokens_would_suffice(capsys: pytest.Capt
 
 def test_validate_shows_the_prompts_of_a_settings_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mine = tmp_path / "mine.yaml"
-    mine.write_text('task: arithmetic\ndigits: 1\nprompt: "Work out {query} ="\nmax_response_tokens: 40\n')
-    assert main(["validate", "-c", str(mine), "operations=sums"]) == 0
+    mine.write_text('task: arithmetic?digits=1\nprompt: "Work out {query} ="\nmax_response_tokens: 40\n')
+    assert main(["validate", "-c", str(mine), "chat=false"]) == 0
     assert "Work out " in capsys.readouterr().out
     for words, message in (
-        (["operations=sums"], "Name a preset or a file of settings, such as imdb-tiny or mine.yaml, or set task."),
+        (["chat=false"], "Name a preset or a file of settings, such as imdb-tiny or mine.yaml, or set task."),
         (["imdb", "gsm8k"], "One preset or file: imdb and gsm8k cannot be combined."),
         (["-c", str(tmp_path / "none.yaml")], "none.yaml cannot be read"),
     ):
@@ -254,4 +254,4 @@ def test_the_dialogue_preset_validates_with_a_custom_judge(tmp_path: Path, capsy
 
 
 def test_settings_of_another_task_are_rejected() -> None:
-    assert "operations=sums requires task=arithmetic" in error_of(operations="sums")
+    assert "Unknown option 'operations' in task=imdb?operations=sums" in error_of(task="imdb?operations=sums")

@@ -53,7 +53,7 @@ def test_they_reach_the_algorithm_and_the_environment(small_model: str) -> None:
         ),
         (
             {"thinking": TAGS, "stop": "."},
-            "stop='.' conflicts with thinking, as it would end thoughts too. Remove one.",
+            "stop=. requires thinking=null. Set that, or stop=null.",
         ),
     ],
 )

@@ -27,12 +27,11 @@ from policies.models.model_names import BUNDLED_LM
 from policies.settings.fields import Fields
 from policies.settings.migration.removed import recorded_settings
 from policies.settings.resolve import resolve
-from policies.settings.roles import RoleSettings
 from policies.settings.settings import Settings, SettingsError, changed_settings
 from tests.paper import PAPER, make_settings
 
 TAGS = {"start": "<a>", "end": "</a>"}
-MAX_KEYS = 123
+MAX_KEYS = 117
 """Maximum number of settings, with the keys of nested ones."""
 
 
@@ -117,7 +116,8 @@ def test_models_may_pad_their_embeddings_and_have_additional_end_tokens(small_mo
     tokenizers = s.make_tokenizers()
     assert tokenizers["llm_1"] is tokenizers["llm_2"]
     assert s.vocab_size(tokenizers, "llm_1") == len(tokenizers["llm_1"]) + 64
-    assert s.num_embeddings(tokenizers, "llm_1") == len(tokenizers["llm_1"])  # the other LLM reads these prompts too
+    chain = s.chain_settings(tokenizers, "llm_1")
+    assert chain["num_embeddings"] == len(tokenizers["llm_1"])  # the other LLM reads these prompts too
     generation_config = GenerationConfig.from_pretrained(small_model)
     generation_config.eos_token_id = [0, 7]
     other = Path(shutil.copytree(small_model, tmp_path / "other"))
@@ -212,7 +212,7 @@ def test_lora_target_modules_are_separated_by_commas() -> None:
 
 
 def test_the_environment_gets_the_settings_of_its_task() -> None:
-    s = make_settings({"task": "arithmetic", "digits": 1, "operations": "sums"})
+    s = make_settings({"task": "arithmetic?digits=1&operations=sums"})
     env = cory_v0.env(**s.env_settings())
     assert env.queries == s.make_task().train
     chain = s.make_chain(s.make_task(), s.make_tokenizers())
@@ -272,6 +272,13 @@ def test_recorded_settings_may_contain_removed_ones_without_an_effect() -> None:
             {"importance_sampling_clip_max": None},
         ),
         ({"max_token_kl": 0.5, "runner_resources": "a=1", "prefix_sharing": "off"}, {}),
+        ({"max_repetition": 0.6, "stop_on_collapse": True, "checkpoint_minutes": 5.0, "samples_every": 1}, {}),
+        ({"digits": None, "operations": None}, {}),
+        (
+            {"task": "arithmetic", "digits": 2, "operations": "sums"},
+            {"task": "arithmetic?digits=2&operations=sums"},
+        ),
+        ({"task": "arithmetic", "digits": None, "operations": "both"}, {"task": "arithmetic?operations=both"}),
         (
             {
                 "thinking": {
@@ -334,7 +341,7 @@ def setting_keys(kind: Any) -> list[str]:
     keys = []
     for name, annotation in get_type_hints(kind).items():
         parts = [annotation, *get_args(annotation), *(part for arg in get_args(annotation) for part in get_args(arg))]
-        nested = [key for part in parts if is_dataclass(part) or part is RoleSettings for key in setting_keys(part)]
+        nested = [key for part in parts if is_dataclass(part) for key in setting_keys(part)]
         keys += [f"{name}.{key}" for key in nested] or ([] if name == "model_config" else [name])
     return [key for key in keys if not key.startswith("__")]
 
