@@ -14,7 +14,7 @@ from cory_env.tasks.task import Split
 from cory_rllib.runs import Run, load_chain, load_run
 from launch.console.errors import CommandError
 from launch.evaluation.figures import PolicyScores, compute_scores
-from launch.models.trained import PolicySet, current_policies
+from launch.models.trained import PolicySet, current_policies, open_trained
 from launch.run_folder.records import BatchRecord, GeneratedSample
 from launch.run_folder.storage import check_location
 from policies.models.model_names import AVERAGE_POLICY
@@ -212,21 +212,17 @@ def export(
         CommandError: the run, checkpoint or policy does not exist, or the folder is in use or a URI.
         OSError: the folder cannot be written.
     """
-    from launch.models.export import check_free_folder, choose_policy, export_policy, export_warnings
+    from launch.models.export import export_policy
 
     out = _local_path(out, "model")
-    check_free_folder(out)
     policies = _policies(source, checkpoint)
-    policy_id = choose_policy(policies, policy)
-    for text in export_warnings(policies, policy_id):
-        warnings.warn(text, stacklevel=2)
-    export_policy(policies, policy_id, out, dtype, merge)
+    export_policy(policies, policy, out, dtype, merge, lambda text: warnings.warn(text, stacklevel=4))
     return out
 
 
 def _policies(source: Cory | Run | str | Path, checkpoint: str | int | None) -> PolicySet:
     if isinstance(source, Run | str | Path):
-        return _run(source).open_policies(checkpoint)
+        return open_trained(_run(source), checkpoint)
     _reject_checkpoint(checkpoint)
     return current_policies(source)
 
@@ -280,7 +276,7 @@ def _evaluate_run(
     def warn(text: str) -> None:
         warnings.warn(text, stacklevel=2)
 
-    selected = run.checkpoints.choose(None if checkpoint is None else str(checkpoint), POLICIES)
+    selected = run.checkpoints.choose(checkpoint, POLICIES)
     settings = make_settings({**evaluation.located_settings(run).model_dump(), "min_response_tokens": None})
     session.quiet_libraries(debug=True)
     plan = evaluation.plan_evaluation(settings, run, selected, split, queries, samples, warn)

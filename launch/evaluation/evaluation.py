@@ -24,10 +24,10 @@ from launch.run_folder import manifest
 from launch.run_folder.checkpoints import UNTRAINED
 from launch.run_folder.environment import versions
 from launch.run_folder.final import measure_chains
-from launch.run_folder.locations import PATH_SETTINGS, add_module_folders, locate_files
+from launch.run_folder.locations import PATH_SETTINGS, locate_files
 from launch.run_folder.records import BatchRecord, EvaluatedResponse, to_json
 from launch.run_folder.run import Run
-from launch.run_folder.sources import SPLITS, Sources, collect_sources, find_changes, function_names, public_task_fields
+from launch.run_folder.sources import SPLITS, Sources, collect_sources, find_changes, public_task_fields
 from launch.training import preflight
 from policies.files import atomic_write
 from policies.models.model_names import AVERAGE_POLICY
@@ -303,9 +303,8 @@ def located_settings(run: Run, overridden: Container[str] = ()) -> Settings:
     settings, sources = run.settings, Sources.read(run.path)
     if sources is None:
         return settings
-    add_module_folders(function_names(settings, settings.reward_spec, settings.feedback), sources.paths)
     data = () if "task" in overridden else tuple(key for key in ("data", "eval_data") if key not in overridden)
-    return locate_files(settings, sources.paths, needed=("model", *data), settable=data)
+    return sources.locate(settings, needed=("model", *data))
 
 
 def changes_since(run: Run, settings: Settings, task: Task, now: Sources) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -21,29 +23,9 @@ from policies.models.families import fix_rope_factors
 from policies.models.language_model import load_language_model, meta_model
 from policies.models.model_check import load_config
 from policies.models.revision import split_revision
-from policies.settings.settings import Settings, Tokenizers
 
 MAX_SHARD_SIZE = "5GB"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
-
-def choose_policy(trained: PolicySet, name: str | None) -> str:
-    """Returns the policy id for a user's name; without a name, the id of the only policy."""
-    if name is None and len(trained.available_policy_ids) > 1:
-        raise CommandError(f"Missing --policy. Use one of: {trained.available_names}.")
-    policy_id = trained.resolve_names([name or trained.available_policy_ids[0]])[0]
-    if model := trained.settings.frozen_models.get(policy_id):
-        raise CommandError(f"{policy_id} is the frozen model {model}, which training did not change. Use it itself.")
-    return policy_id
-
-
-def export_warnings(trained: PolicySet, policy_id: str) -> list[str]:
-    """Returns warnings for the user: health warnings of the policy, and changes of its model since training."""
-    return [f"At update {trained.update}, {text}" for text in _health_warnings(trained, policy_id)] + trained.warnings()
-
-
-def _health_warnings(trained: PolicySet, policy_id: str) -> list[str]:
-    return [warning["text"] for warning in trained.metrics[-1].get("health", []) if warning["subject"] == policy_id]
 
 
 def check_free_folder(out: Path) -> None:
@@ -53,30 +35,37 @@ def check_free_folder(out: Path) -> None:
         raise CommandError(f"{out} is not a new or empty folder. Choose another one with --out.")
 
 
-def export_policy(trained: PolicySet, policy_id: str, out: Path, dtype: str = "fp32", merge: bool = False) -> None:
-    """Exports a policy atomically.
+def export_policy(
+    trained: PolicySet,
+    policy: str | None,
+    out: Path,
+    dtype: str = "fp32",
+    merge: bool = False,
+    warn: Callable[[str], object] = warnings.warn,
+) -> str:
+    """Exports a policy atomically, and returns its id.
 
     Args:
-        policy_id: one of the run's, or `AVERAGE_POLICY`.
+        policy: its name or id; None: the only one.
         dtype: `fp32` or `bf16`.
         merge: merge an adapter into its base model; otherwise write the adapter.
+        warn: called with health warnings of the policy, and changes of its model since training.
     """
     settings, out = trained.settings, out.resolve()
     check_free_folder(out)
+    policy_id = _choose_policy(trained, policy)
     is_adapter = settings.lora is not None and not merge
     if merge and settings.lora is None:
         raise CommandError(f"--merge requires an adapter, but {trained.location} trained all weights.")
+    health = [entry["text"] for entry in trained.metrics[-1].get("health", []) if entry["subject"] == policy_id]
+    for text in [*(f"At update {trained.update}, {text}" for text in health), *trained.warnings()]:
+        warn(text)
     make_folder(out.parent)
-    try:
-        tokenizer = load_tokenizer(trained.base_path(policy_id), settings.trust_remote_code)
-        tokenizers = settings.make_tokenizers()
-    except ValueError as error:
-        raise CommandError(" ".join(str(error).split())) from error
-    sampling = generation_config(settings, tokenizers, policy_id if policy_id in tokenizers else settings.policy_ids[0])
+    path = trained.base_path(policy_id)
+    tokenizer, sampling = load_tokenizer(path, settings.trust_remote_code), generation_config(trained, policy_id)
     model = None if is_adapter else full_model(trained, policy_id, DTYPES[dtype])
-    base_config = load_config(trained.base_path(policy_id), settings.trust_remote_code)
-    long_rope = fix_rope_factors(base_config, settings.max_length)
-    card = model_card(trained, policy_id, _health_warnings(trained, policy_id), is_adapter, long_rope)
+    long_rope = fix_rope_factors(load_config(path, settings.trust_remote_code), settings.max_length)
+    card = model_card(trained, policy_id, health, is_adapter, long_rope)
     try:
         with atomic_dir(out) as folder:
             tokenizer.save_pretrained(folder)
@@ -94,15 +83,23 @@ def export_policy(trained: PolicySet, policy_id: str, out: Path, dtype: str = "f
         if isinstance(error, SafetensorError) or "(os error " in str(error):
             raise CommandError(f"{out} could not be written: {error}.") from error
         raise
+    return policy_id
+
+
+def _choose_policy(trained: PolicySet, name: str | None) -> str:
+    """Returns the policy id for a user's name; without a name, the id of the only policy."""
+    if name is None and len(trained.available_policy_ids) > 1:
+        raise CommandError(f"Missing --policy. Use one of: {trained.available_names}.")
+    policy_id = trained.resolve_names([name or trained.available_policy_ids[0]])[0]
+    if model := trained.settings.frozen_models.get(policy_id):
+        raise CommandError(f"{policy_id} is the frozen model {model}, which training did not change. Use it itself.")
+    return policy_id
 
 
 def full_model(trained: PolicySet, policy_id: str, dtype: torch.dtype) -> PreTrainedModel:
     """Returns a policy as a full model on the CPU, with any adapter merged in fp32.
 
     Its configuration is the base's own, in which longrope has the factors of training for rows of all lengths.
-
-    Args:
-        policy_id: one of the run's, or `AVERAGE_POLICY`.
     """
     settings, lora = trained.settings, trained.lora(policy_id)
     if settings.quantization != "none":
@@ -128,11 +125,7 @@ def full_model(trained: PolicySet, policy_id: str, dtype: torch.dtype) -> PreTra
 
 
 def save_adapter(trained: PolicySet, policy_id: str, folder: Path, dtype: torch.dtype) -> None:
-    """Writes a policy's adapter in PEFT's format: `adapter_model.safetensors` and `adapter_config.json`.
-
-    Args:
-        policy_id: one of the run's, or `AVERAGE_POLICY`.
-    """
+    """Writes a policy's adapter in PEFT's format: `adapter_model.safetensors` and `adapter_config.json`."""
     lora, weights = trained.lora(policy_id), trained.weights(policy_id)
     assert lora is not None
     trained.check_base(policy_id, weights)
@@ -144,8 +137,9 @@ def save_adapter(trained: PolicySet, policy_id: str, folder: Path, dtype: torch.
     save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
 
 
-def generation_config(settings: Settings, tokenizers: Tokenizers, policy_id: str) -> GenerationConfig:
+def generation_config(trained: PolicySet, policy_id: str) -> GenerationConfig:
     """Returns a generation config with which `transformers` and vLLM sample and stop as in training."""
+    settings, tokenizers, policy_id = trained.settings, trained.tokenizers, trained.initial_id(policy_id)
     tokenizer = tokenizers[policy_id]
     candidates = (tokenizer.eos_token_id, *settings.stop_token_ids(tokenizers, policy_id))
     candidates += tuple(chat.turn_end(candidates) for chat in settings.chat_formats({policy_id: tokenizer}).values())

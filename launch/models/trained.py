@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -17,7 +18,6 @@ from launch.console.errors import CommandError
 from launch.run_folder.checkpoints import UNTRAINED
 from launch.run_folder.environment import describe_environment
 from launch.run_folder.layout import CONFIG, POLICIES
-from launch.run_folder.locations import add_module_folders, locate_files
 from launch.run_folder.records import Update, to_json
 from launch.run_folder.run import Run
 from launch.run_folder.sources import Sources, digest_models, find_model_changes
@@ -26,7 +26,7 @@ from policies.models.lora import Lora
 from policies.models.model_names import AVERAGE_POLICY
 from policies.models.weights import LazyWeights, Weights, weight_shapes
 from policies.rollout.role_mapping import make_mapping
-from policies.settings.settings import Settings
+from policies.settings.settings import Settings, Tokenizers
 
 if TYPE_CHECKING:
     from policies.cory import Cory
@@ -94,15 +94,21 @@ class PolicySet:
         lora = self.settings.lora
         return concat_lora_config(lora, len(self.settings.policy_ids)) if lora and policy_id == AVERAGE_POLICY else lora
 
+    @cached_property
+    def tokenizers(self) -> Tokenizers:
+        """The tokenizers of the policies other than `AVERAGE_POLICY`."""
+        return self.settings.make_tokenizers()
+
     def base(self, policy_id: str) -> str:
         """Returns the name of the base model of a policy."""
-        return self.settings.all_models[self._initial_id(policy_id)]
+        return self.settings.all_models[self.initial_id(policy_id)]
 
     def base_path(self, policy_id: str) -> str:
         """Returns the path of the base model of a policy, as `policies.models.model_names.model_path` does."""
-        return self.settings.model_paths[self._initial_id(policy_id)]
+        return self.settings.model_paths[self.initial_id(policy_id)]
 
-    def _initial_id(self, policy_id: str) -> str:
+    def initial_id(self, policy_id: str) -> str:
+        """Returns the policy itself, or for `AVERAGE_POLICY` one that started from the same model."""
         return self.settings.policy_ids[0] if policy_id == AVERAGE_POLICY else policy_id
 
     def warnings(self) -> list[str]:
@@ -113,10 +119,7 @@ class PolicySet:
         texts = [UNTRAINED] if self.folder is not None and self.update == 0 else []
         if self.sources is None:
             return texts
-        try:
-            current_llms = digest_models(self.settings, self.settings.make_tokenizers())
-        except ValueError as error:
-            raise CommandError(" ".join(str(error).split())) from error
+        current_llms = digest_models(self.settings, self.tokenizers)
         return texts + [f"{change.text}." for change in find_model_changes(self.sources, self.settings, current_llms)]
 
     def check_base(self, policy_id: str, weights: Weights) -> None:
@@ -149,23 +152,20 @@ def current_policies(algorithm: Cory) -> PolicySet:
     )
 
 
-def open_trained(location: str | Path, checkpoint: str | None = None) -> PolicySet:
+def open_trained(source: Run | str | Path, checkpoint: str | int | None = None) -> PolicySet:
     """Opens a checkpoint of a run. The run may still be training.
 
     Args:
+        source: the run, or its folder.
         checkpoint: `best`, `latest` or the number of an update; None for the best, or the latest if none was evaluated.
     """
-    run = Run.open(location)
+    run = source if isinstance(source, Run) else Run.open(source)
     update, folder = run.checkpoints.choose(checkpoint, POLICIES)
     metrics = [line for line in run.metrics if line["update"] <= update]
     if not metrics or metrics[-1]["update"] != update:
         raise CommandError(f"{run.metrics_file.path} has no entry for update {update} of the requested checkpoint.")
     sources = Sources.read(run.path)
-    settings = run.settings
-    if sources is not None:
-        feedback = (sources.task or {}).get("feedback") or settings.feedback
-        add_module_folders([name for name in (settings.task, feedback) if name and ":" in name], sources.paths)
-        settings = locate_files(settings, sources.paths, needed=("model",), settable=())
+    settings = run.settings if sources is None else sources.locate(run.settings, needed=("model",))
     commands = (run.path / CONFIG).read_text(encoding="utf-8").splitlines()
     return PolicySet(
         settings=settings,

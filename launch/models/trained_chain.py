@@ -39,9 +39,9 @@ class TrainedChain:
     def __init__(
         self,
         trained: PolicySet,
-        policy_ids: Sequence[str],
-        temperature: float,
-        seed: int,
+        policy_ids: Sequence[str] | None = None,
+        temperature: float | None = None,
+        seed: int | None = None,
         backend: str = "transformers",
         *,
         feedback: bool = True,
@@ -49,22 +49,22 @@ class TrainedChain:
         """Creates the chain. The policies are loaded lazily.
 
         Args:
-            policy_ids: in chain order; their number is the length of the chain.
-            seed: of sampling. With the run's seed and temperature, query n gets the same responses as held-out query n
-                in an evaluation.
+            policy_ids: in chain order; their number is the length of the chain; None: all, in their current roles.
+            temperature, seed: of sampling; None: the run's, with which query n gets the same responses as held-out
+                query n in an evaluation.
             backend: `transformers` or `vllm`.
             feedback: give feedback on responses, and stop chains by it, if the run does (`feedback`, `stop_when`).
         """
+        self.policy_ids = policy_ids = trained.policy_ids if policy_ids is None else policy_ids
+        self.temperature = trained.settings.temperature if temperature is None else temperature
+        self.seed = trained.settings.seed if seed is None else seed
+        self.backend = backend
         self.chain = make_env_chain(trained, policy_ids, feedback=feedback)
         self.worker: RewardWorker | None = None
         """Computes feedback; starts its process on the first use. None if the chain gets no feedback."""
         if len(policy_ids) > 1 and self.chain.uses_feedback:
             timeout = trained.settings.reward_timeout
             self.worker = RewardWorker(None, feedback=self.chain.task.feedback, timeout=timeout)
-        self.policy_ids = policy_ids
-        self.temperature = temperature
-        self.seed = seed
-        self.backend = backend
         self._trained = trained
 
     @cached_property
@@ -93,14 +93,12 @@ class TrainedChain:
         """Checks that queries have the columns that the feedback function requires; loads no model."""
         for query in queries:
             if missing := [name for name in self.feedback_columns if query.columns.get(name) is None]:
-                task = self.chain.task
-                columns = f"column{'s' * (len(missing) > 1)} {', '.join(missing)}"
                 subject = f"query {query.text[:60]!r} lacks" if query.text else "single queries lack"
                 raise CommandError(
-                    f"The feedback {display_name(task.feedback or '')} requires the {columns}, which {subject}. Give "
-                    "queries with columns as rows of a file (--in FILE; in Python columns=..., in requests `columns`), "
-                    f"use one policy alone (--roles {self.policy_ids[0]})"
-                    + ("." if task.shows_feedback else ", or no feedback (--no-feedback; in Python feedback=False).")
+                    f"The feedback {display_name(self.chain.task.feedback or '')} requires the column "
+                    f"{', '.join(missing)}, which {subject}. Give queries with columns as rows of a file (--in FILE; "
+                    f"in Python columns=..., in requests `columns`), use one policy alone (--roles "
+                    f"{self.policy_ids[0]}), or no feedback (--no-feedback; in Python feedback=False)."
                 )
 
     def check(self, queries: Sequence[Query]) -> None:
@@ -182,14 +180,12 @@ class TrainedChain:
         return self.answer_all([(query, sample)])[0]
 
     def _raw_sample(self, episode: ChainEpisode) -> GeneratedSample:
-        responses = [
-            GeneratedResponse(role=role, policy=policy_id, text=text)
-            for role, policy_id, text in zip(episode.roles, self.policy_ids, episode.completions, strict=False)
-        ]
-        for position, response in enumerate(responses):
+        responses = []
+        texts = zip(episode.roles, self.policy_ids, episode.completions, strict=False)
+        for position, (role, policy_id, text) in enumerate(texts):
             entries = episode.thought_entry(position) | episode.feedback_entry(position)  # the last one may have none
-            response |= cast(GeneratedResponse, entries)
-        return GeneratedSample(query=episode.query.raw, responses=responses)
+            responses.append({"role": role, "policy": policy_id, "text": text, **entries})
+        return GeneratedSample(query=episode.query.raw, responses=cast(list[GeneratedResponse], responses))
 
 
 class FeedbackRequiredError(CommandError):

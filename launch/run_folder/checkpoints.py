@@ -83,7 +83,7 @@ class Checkpoints:
         updates = self.updates()
         return (updates[-1], self.path_of(updates[-1])) if updates else None
 
-    def choose(self, name: str | None, part: str = "") -> tuple[int, Path]:
+    def choose(self, name: str | int | None, part: str = "") -> tuple[int, Path]:
         """Returns the update and folder of a valid checkpoint.
 
         Args:
@@ -95,7 +95,7 @@ class Checkpoints:
             raise CommandError(f"{self.folder} has no checkpoint yet. Try again when the first update is saved.")
         best_choice = [(BEST, update) for update in saved if self.path_of(update).resolve() == best]
         choices = dict([*best_choice, ("latest", saved[-1]), *((str(update), update) for update in saved)])
-        name = name or next(iter(choices))
+        name = next(iter(choices)) if name is None else str(name)
         listing = ", ".join(key if key == str(update) else f"{key} ({update})" for key, update in choices.items())
         if name not in choices:
             raise CommandError(f"{self.folder} has no checkpoint `{name}`. It has: {listing}.")

@@ -4,7 +4,6 @@ import importlib.util
 import os
 import sys
 from collections.abc import Container, Iterable, Mapping
-from functools import partial
 from pathlib import Path
 
 from cory_env.functions import parse_spec, search_working_folder
@@ -24,32 +23,45 @@ _module_folders: list[str] = []
 
 
 def locate_files(
-    settings: Settings,
-    paths: Mapping[str, str],
-    needed: Container[str] = BY_CONTENT,
-    settable: Container[str] = BY_CONTENT,
-    absolute: bool = False,
+    settings: Settings, paths: Mapping[str, str], needed: Container[str] = BY_CONTENT, absolute: bool = False
 ) -> Settings:
     """Replaces file names that do not exist in the working directory with the recorded paths of the run.
 
     Args:
         paths: the run's recorded paths (`launch.run_folder.sources`).
+        needed: settings whose files must exist.
+        absolute: replace those that exist in the working directory too.
     """
+
+    def locate(key: str, value: str, is_needed: bool) -> str:
+        name = path_part(value)
+        recorded = paths.get(name)
+        if recorded is None or (Path(name).exists() and not absolute):
+            return value
+        if Path(recorded).exists():
+            return value.replace(name, recorded, 1)
+        if not is_needed:
+            return value
+        raise CommandError(
+            f"{key}={value}: {Path(name).name} is no longer in {Path(recorded).parent}, where the run had it. Restore "
+            f"it, or start the command in a folder that has it.{upload_hint(name)}"
+        )
+
     changes: dict[str, object] = {}
     if settings.frozen_models:
-        locate = partial(
-            _resolve_path, "roles", paths=paths, needed="model" in needed, settable=False, absolute=absolute
-        )
         changes["roles"] = [
-            role if role.frozen_model is None else role.model_copy(update={"policy": locate(value=role.frozen_model)})
+            role
+            if role.frozen_model is None
+            else role.model_copy(update={"policy": locate("roles", role.frozen_model, "model" in needed)})
             for role in settings.roles or ()
         ]
     for key in PATH_SETTINGS:
         value = getattr(settings, key)
-        names = value if isinstance(value, list) else [value] if value is not None else []
-        present = [_resolve_path(key, name, paths, key in needed, key in settable, absolute) for name in names]
-        if present != names:
-            changes[key] = present if isinstance(value, list) else present[0]
+        if isinstance(value, list):
+            changes[key] = [locate(key, name, key in needed) for name in value]
+        elif value is not None:
+            changes[key] = locate(key, value, key in needed)
+    changes = {key: value for key, value in changes.items() if value != getattr(settings, key)}
     return settings.model_copy(update=changes) if changes else settings
 
 
@@ -75,14 +87,8 @@ def module_file(function: str) -> Path | None:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):
         return None
-    origin = None if spec is None else spec.origin
-    if (
-        origin is None
-        or not Path(origin).is_file()
-        or any(Path(origin).is_relative_to(folder) for folder in OWN_PACKAGE_DIRS)
-    ):
-        return None
-    return Path(origin)
+    file = Path((spec and spec.origin) or "")
+    return file if file.is_file() and not any(map(file.is_relative_to, OWN_PACKAGE_DIRS)) else None
 
 
 def add_module_folders(functions: Iterable[str], paths: Mapping[str, str]) -> None:
@@ -96,31 +102,12 @@ def add_module_folders(functions: Iterable[str], paths: Mapping[str, str]) -> No
     sys.path[:] = [path for path in sys.path if path not in earlier]
     latest = []
     for name in functions:
-        recorded = paths.get(display_name(name))
+        recorded = paths.get(name)
         if recorded is not None and module_file(name) is None and Path(recorded).is_file():
             latest.append(str(Path(recorded).parents[parse_spec(name)[0].count(".")]))
     _module_folders[:] = dict.fromkeys([*latest, *earlier])
     sys.path += _module_folders
     os.environ["PYTHONPATH"] = os.pathsep.join([*inherited, *_module_folders])
-
-
-def _resolve_path(key: str, value: str, paths: Mapping[str, str], needed: bool, settable: bool, absolute: bool) -> str:
-    name = path_part(value)
-    recorded = paths.get(name)
-    if recorded is None or (Path(name).exists() and not absolute):
-        return value
-    if Path(recorded).exists():
-        return value.replace(name, recorded, 1)
-    if not needed:
-        return value
-    folder = Path(recorded).parent
-    is_recorded = Path(os.path.abspath(name)) == Path(recorded)
-    problem = f"not found in {folder}" if is_recorded else f"found neither in {os.getcwd()} nor in {folder}"
-    advice = f"set {key}=PATH" if settable else "start the command in its folder"
-    raise CommandError(
-        f"{key}={value}: {Path(name).name} was {problem}, where the run had it. Restore it, or {advice}."
-        f"{upload_hint(name)}"
-    )
 
 
 def path_part(value: str) -> str:

@@ -53,9 +53,8 @@ def try_lock(file: Path) -> contextlib.ExitStack | None:
         if error.errno not in UNSUPPORTED_ERRNOS:
             raise
         raise CommandError(
-            f"{file.parent} is on a file system without locks ({error.strerror}), so two processes could write at "
-            "once. Mount it with locks, or set --out to a folder on another file system, or (for a run) to "
-            f"file://{file.parent.resolve()}, which works in a local folder and is uploaded there."
+            f"{file.parent} is on a file system without locks ({error.strerror}). Mount it with locks, or set --out to "
+            f"another folder, or (for a run) to file://{file.parent.resolve()}, to which a local folder is uploaded."
         ) from error
     return lock
 

@@ -1,7 +1,6 @@
 """A run in a folder: locking, creating, opening and reading it."""
 
 import contextlib
-import os
 import shlex
 import shutil
 from collections.abc import Callable, Iterable
@@ -24,7 +23,6 @@ from launch.run_folder.layout import (
     METRICS,
     SAMPLES,
     STARTED_FILES,
-    WRITERS,
     new_folder,
 )
 from launch.run_folder.locks import lock_folder
@@ -50,7 +48,6 @@ class Run:
         self.log = path / LOG
         self.curves = path / CURVES
         self._lock: contextlib.ExitStack | None = None
-        self._lock_file: os.stat_result | None = None
         self._settings: Settings | None = None
         self._best: tuple[int, float] | None = None  # of the updates that this process has recorded
         self._is_new = False  # whether its folder was created for it; `abort` then removes the folder too
@@ -106,14 +103,14 @@ class Run:
     def lock(self) -> None:
         """Locks the run for this process until `unlock` or the end of the process. Does nothing if it is locked."""
         if self._lock is None:
+            make_folder(self.path)
             self._lock = lock_folder(self.path)
-            self._lock_file = (self.path / LOCK).stat()
 
     def unlock(self) -> None:
         """Releases the lock."""
         if self._lock is not None:
             self._lock.close()
-            self._lock = self._lock_file = None
+            self._lock = None
 
     def write_settings(self, settings: Settings, origin: str) -> None:
         """Writes `config.yaml`. `origin`, the command that starts or resumes the run, becomes a comment at its top."""
@@ -182,11 +179,11 @@ class Run:
     @property
     def location(self) -> str:
         """The run's folder, or the URI of a run in storage."""
-        return self.user_path(self.path)
+        return self.user_path()
 
-    def user_path(self, path: Path) -> str:
-        """Returns a path in the run's folder as shown to users: a URI if the run is in storage."""
-        return str(path)
+    def user_path(self, name: str = "") -> str:
+        """Returns the path of a file of the run as shown to users: a URI if the run is in storage."""
+        return str(self.path / name)
 
     def latest_checkpoint(self) -> int:
         """Returns the update of the latest checkpoint, local or in storage; -1 if there is none."""
@@ -207,9 +204,9 @@ class Run:
     def abort(self) -> None:
         """Removes a locked run that failed before its first record, and unlocks it.
 
-        Does nothing if the folder is gone: another run may have its path, and records are unknown.
+        Does nothing if the folder is gone, because records are unknown.
         """
-        if not self.metrics_file.path.exists() and self._folder_unchanged():
+        if self.path.is_dir() and not self.metrics_file.path.exists():
             self._remove_new()
             self.unlock()
 
@@ -219,23 +216,13 @@ class Run:
         if self._is_new and not self._entries():
             shutil.rmtree(self.path)
 
-    def _folder_unchanged(self) -> bool:
-        """Whether the locked folder still has its path."""
-        file = self.path / LOCK  # held open, so no other file gets its inode
-        return self._lock_file is not None and file.exists() and os.path.samestat(self._lock_file, file.stat())
-
     def _entries(self) -> list[Path]:
         """Returns the folder's entries except locks and unfinished writes."""
-        return [path for path in self.path.iterdir() if not path.name.startswith(WRITERS) and path.suffix != ".new"]
+        return [path for path in self.path.iterdir() if not path.name.startswith(LOCK) and path.suffix != ".new"]
 
     def _remove_started_files(self) -> None:
         """Removes a run that ended before its first checkpoint."""
-        _remove(self.path / name for name in STARTED_FILES)
-
-    def _clear(self) -> None:
-        """Removes everything in the folder except locks."""
-        self._settings = self._best = None
-        _remove(path for path in self.path.iterdir() if not path.name.startswith(WRITERS))
+        remove_all(self.path / name for name in STARTED_FILES)
 
 
 def is_config(content: bytes | None) -> bool:
@@ -243,7 +230,8 @@ def is_config(content: bytes | None) -> bool:
     return content is not None and content.startswith(CONFIG_HEADER.encode())
 
 
-def _remove(paths: Iterable[Path]) -> None:
+def remove_all(paths: Iterable[Path]) -> None:
+    """Removes files and folders, if they exist."""
     for path in paths:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

@@ -16,7 +16,7 @@ import hashlib
 import importlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -31,10 +31,10 @@ from cory_env.tasks.task import Split
 from cory_env.tokenizer import fingerprint
 from launch.console.errors import CommandError
 from launch.run_folder.layout import SOURCES
-from launch.run_folder.locations import absolute_paths, module_file, path_part
+from launch.run_folder.locations import absolute_paths, add_module_folders, locate_files, module_file, path_part
 from policies.files import atomic_write
 from policies.models.fingerprint import COMMIT_KEY, HUB_KEY, model_files
-from policies.settings.settings import Settings, Tokenizers
+from policies.settings.settings import BY_CONTENT, Settings, Tokenizers
 
 SPLITS: dict[Split, str] = {"train": "training", "validation": "validation", "test": "test"}
 """How messages name the queries of each split."""
@@ -58,13 +58,6 @@ class Change(NamedTuple):
     def concerns_task(self) -> bool:
         """Whether it concerns the task (queries, prompts, rewards) rather than the models."""
         return self.part in (*SPLITS, "prompts", "function")
-
-    @property
-    def figures(self) -> str:
-        """The results that are not comparable across the change."""
-        if self.part == "train":
-            return "training figures"
-        return "held-out figures" if self.part in SPLITS else "figures"
 
 
 @dataclass(frozen=True)
@@ -115,22 +108,30 @@ class Sources:
         """Writes `sources.json` atomically."""
         atomic_write(folder / SOURCES, json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n")
 
-    def after_resume(self, before: Self, settings: Settings, changes: Sequence[Change], update: int) -> Self:
+    def locate(self, settings: Settings, needed: Container[str] = BY_CONTENT) -> Settings:
+        """Makes the modules of the run's functions importable; returns settings with the current paths of its files.
+
+        Args:
+            needed: settings whose files must exist.
+        """
+        add_module_folders([name for name, _ in self.functions if name is not None and ":" in name], self.paths)
+        return locate_files(settings, self.paths, needed)
+
+    def after_resume(self, before: Self, changes: Sequence[Change], update: int) -> Self:
         """Returns the sources of a resumed run, including its allowed changes."""
-        paths = absolute_paths(settings, function_names(settings, settings.reward_spec, settings.feedback))
-        records = [{"update": update, "part": change.part, "text": change.text} for change in changes]
-        return replace(self, paths={**before.paths, **paths}, changes=[*before.changes, *records])
+        records = [{"update": update, **change._asdict()} for change in changes]
+        return replace(self, paths={**before.paths, **self.paths}, changes=[*before.changes, *records])
 
 
 def collect_sources(settings: Settings, task: Task, tokenizers: Tokenizers) -> Sources:
     """Computes the current fingerprints of a run's inputs."""
-    names = list(function_names(settings, task.reward, task.feedback))
+    names = list(_function_names(settings, task))
     return Sources(
         paths=absolute_paths(settings, names),
         task=_task_fields(task),
         queries=digest_queries(task),
         llms=digest_models(settings, tokenizers),
-        functions=[[display_name(name), digest_function(name)] for name in names],
+        functions=[[display_name(name), _digest_function(name)] for name in names],
         changes=[],
     )
 
@@ -142,7 +143,7 @@ def digest_queries(task: Task) -> dict[str, Queries]:
 
 
 def digest_models(settings: Settings, tokenizers: Tokenizers) -> dict[str, ModelDigests]:
-    """Returns the digests of each policy's initial model, by policy id (see `collect_sources`)."""
+    """Returns the digests of each policy's initial model, by policy id."""
     models = {path: _model_digest(path) for path in dict.fromkeys(settings.model_paths.values())}
     distinct = {id(tokenizer): tokenizer for tokenizer in tokenizers.values()}  # policies may share one
     digests = {key: fingerprint(tokenizer) for key, tokenizer in distinct.items()}
@@ -211,20 +212,15 @@ def restore_task(sources: Sources | None) -> Task | None:
     return task if isinstance(task, Task) else None
 
 
-def function_names(settings: Settings, reward: str | None, feedback: str | None) -> Iterator[str]:
-    """Yields the names of the functions that a run calls: rewards, the user's credit and task, and the feedback.
-
-    Args:
-        reward: of the run; None: not the user's.
-        feedback: of the run, or the setting `feedback`.
-    """
+def _function_names(settings: Settings, task: Task) -> Iterator[str]:
+    """Yields the names of the functions that a run calls: rewards, the user's credit and task, and the feedback."""
     role_rewards = [role.role.own_reward for role in settings.roles or ()]
-    for spec in filter(None, (reward, *role_rewards)):
+    for spec in filter(None, (task.reward, *role_rewards)):
         yield from (name for name, _ in parse_sum(spec))
-    yield from (name for name in (settings.credit, settings.task, feedback) if name is not None and ":" in name)
+    yield from (name for name in (settings.credit, settings.task, task.feedback) if name is not None and ":" in name)
 
 
-def digest_function(name: str) -> str | None:
+def _digest_function(name: str) -> str | None:
     """Returns a digest of a function's module and of the files that its settings name; None if unknown."""
     if is_pickled(name):
         return _digest(name)

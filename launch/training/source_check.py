@@ -16,8 +16,8 @@ from cory_env.home import IN_JOB
 from cory_env.tasks import Task
 from launch.console.errors import CommandError, describe_error, is_bug
 from launch.run_folder.layout import SOURCES
-from launch.run_folder.locations import add_module_folders, locate_files
-from launch.run_folder.sources import Change, Sources, collect_sources, find_changes, function_names
+from launch.run_folder.locations import locate_files
+from launch.run_folder.sources import Change, Sources, collect_sources, find_changes
 from policies.files import atomic_write
 from policies.settings.settings import BY_CONTENT, Settings, Tokenizers, settings_in_categories
 
@@ -44,10 +44,7 @@ def check_sources(
 
 def incomparable_warning(change: Change, update: int) -> str:
     """Returns a warning about a changed source and the metrics that are no longer comparable."""
-    best = ", and neither is `best`" if change.part in ("validation", "test") else ""
-    return (
-        f"Warning: {change.text}. The {change.figures} up to update {update} are not comparable with later ones{best}."
-    )
+    return f"Warning: {change.text}. Metrics up to update {update} are not comparable with later ones."
 
 
 def check_all_sources(
@@ -70,10 +67,7 @@ def check_all_sources(
     kinds = {_kind(settings): (name, settings) for name, settings in trainings}
     for kind, (name, settings) in kinds.items():
         recorded = before.get(kind)
-        located_settings = settings
-        if recorded is not None:
-            add_module_folders(function_names(settings, settings.reward_spec, settings.feedback), recorded.paths)
-            located_settings = locate_files(settings, recorded.paths, settable=())
+        located_settings = settings if recorded is None else recorded.locate(settings)
         try:
             task, tokenizers = prepare(located_settings)
         except Exception as error:
@@ -86,7 +80,7 @@ def check_all_sources(
         changes = check_sources(recorded, settings, task, sources, str(folder), allow)
         for change in changes:
             warn(f"Warning: {change.text}. Trainings before and after this change are not comparable.")
-        all_sources[kind] = sources.after_resume(recorded, settings, changes, 0)
+        all_sources[kind] = sources.after_resume(recorded, changes, 0)
     return all_sources
 
 

@@ -103,14 +103,14 @@ def test_allow_changes_resumes_with_changed_queries_and_warns(
     write_rows(project / "q.jsonl", [*ROWS[:17], *({**row, "want": "bad"} for row in ROWS[17:])])
     code, text = run_train(capsys, "--resume", "run", "--allow-changes")
     assert code == 0 and "run is done" in text
-    assert "its test queries differ (4 now, 4 then). The held-out figures up to update 4 are not comparable" in text
-    assert "its training queries differ (14 now, 14 then). The training figures up to update 4 are not" in text
+    assert "its test queries differ (4 now, 4 then). Metrics up to update 4 are not comparable with later" in text
+    assert "its training queries differ (14 now, 14 then). Metrics up to update 4 are not comparable" in text
 
 
 def test_a_reward_may_change_between_resumes(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("kind_words.py").write_text("def score(completions):\n    return [1.0 for _ in completions]\n")
     code, text = run_train(capsys, "--resume", "run")
-    assert code == 0 and "Warning: The code of kind_words:score has changed. The figures up to update 4 are not" in text
+    assert code == 0 and "Warning: The code of kind_words:score has changed. Metrics up to update 4 are not" in text
 
 
 def test_a_run_without_recorded_sources_requires_allow_changes(
@@ -136,8 +136,8 @@ def test_data_and_model_may_be_moved_if_unchanged(
     shutil.move(project / "q.jsonl", elsewhere / "moved.jsonl")
     code, text = run_train(capsys, "--resume", "../project/run")
     assert code == 2 and text == (
-        f"Error: data=q.jsonl: q.jsonl was found neither in {elsewhere} nor in {project}, where the run had it. "
-        "Restore it, or set data=PATH.\n"
+        f"Error: data=q.jsonl: q.jsonl is no longer in {project}, where the run had it. Restore it, or start the "
+        "command in a folder that has it.\n"
     )
     code, text = run_train(capsys, "--resume", "../project/run", "data=moved.jsonl")
     assert code == 0 and "Warning" not in text
@@ -205,9 +205,7 @@ def test_a_custom_task_builds_the_same_prompts_in_another_folder_without_data(
 
 def test_the_error_about_a_missing_model_names_its_old_location(elsewhere: Path, project: Path) -> None:
     shutil.move(project / "m", elsewhere / "n")
-    with pytest.raises(
-        CommandError, match=rf"model=m: m was found neither in {elsewhere} nor in {project}, where .* in its folder"
-    ):
+    with pytest.raises(CommandError, match=rf"^model=m: m is no longer in {project}, where the run had it\. Restore"):
         open_trained("../project/run")
     shutil.move(elsewhere / "n", elsewhere / "m")
     assert open_trained("../project/run").warnings() == []
@@ -235,7 +233,7 @@ def test_an_evaluation_in_another_folder_finds_the_runs_data(elsewhere: Path, pr
 
     assert settings().data == str(project / "q.jsonl")  # type: ignore[attr-defined]
     (project / "q.jsonl").unlink()
-    with pytest.raises(CommandError, match=r"data=q\.jsonl: q\.jsonl was found neither"):
+    with pytest.raises(CommandError, match=r"data=q\.jsonl: q\.jsonl is no longer in"):
         settings()
     assert settings("data=other.jsonl").data == "other.jsonl"  # type: ignore[attr-defined]
 

@@ -58,7 +58,7 @@ def test_data_that_a_continued_run_s_job_lacks_may_have_been_ignored(
     monkeypatch.chdir(tmp_path)
     settings = paper_settings(task="custom", data="q.csv", reward=REWARD)
     paths = {"q.csv": str(tmp_path / "first_job" / "q.csv")}
-    message = r"q\.csv was found neither in .* Restore it, or set data=PATH\."
+    message = rf"q\.csv is no longer in {tmp_path}/first_job, where .* in a folder that has it\."
     with pytest.raises(CommandError, match=f"{message}$"):
         locate_files(settings, paths)
     monkeypatch.setenv(IN_JOB, "{}")
