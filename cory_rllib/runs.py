@@ -107,7 +107,7 @@ def load_run(location: str | Path) -> Run:
     Raises:
         CommandError: there is no run at the location, or it is a URI.
     """
-    return Run.open(expand_home(str(location)))
+    return Run.open(location)
 
 
 def start_ray(config: CoryConfig) -> None:

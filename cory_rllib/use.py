@@ -111,7 +111,8 @@ def evaluate(
         KeyboardInterrupt: Ctrl-C stopped it; for a run, the same call resumes.
     """
     if isinstance(source, Run | str | Path):
-        return _evaluate_run(_run(source), queries, samples, split, checkpoint, out, quiet)
+        run = source if isinstance(source, Run) else load_run(source)
+        return _evaluate_run(run, queries, samples, split, checkpoint, out, quiet)
     _reject_checkpoint(checkpoint)
     return _evaluate_algorithm(source, queries, samples, split)
 
@@ -222,7 +223,7 @@ def export(
 
 def _policies(source: Cory | Run | str | Path, checkpoint: str | int | None) -> PolicySet:
     if isinstance(source, Run | str | Path):
-        return open_trained(_run(source), checkpoint)
+        return open_trained(source, checkpoint)
     _reject_checkpoint(checkpoint)
     return current_policies(source)
 
@@ -231,10 +232,6 @@ def _local_path(out: str | Path, content: str) -> Path:
     path = expand_home(str(out))
     check_location(path, content)
     return Path(path)
-
-
-def _run(source: Run | str | Path) -> Run:
-    return source if isinstance(source, Run) else load_run(source)
 
 
 def _reject_checkpoint(checkpoint: str | int | None) -> None:

@@ -304,7 +304,7 @@ def located_settings(run: Run, overridden: Container[str] = ()) -> Settings:
     if sources is None:
         return settings
     data = () if "task" in overridden else tuple(key for key in ("data", "eval_data") if key not in overridden)
-    return sources.locate(settings, needed=("model", *data))
+    return locate_files(settings, sources.paths, needed=("model", *data))
 
 
 def changes_since(run: Run, settings: Settings, task: Task, now: Sources) -> list[str]:

@@ -107,8 +107,7 @@ def full_model(trained: PolicySet, policy_id: str, dtype: torch.dtype) -> PreTra
             f"--merge conflicts with quantization={settings.quantization}: the adapter was trained on a quantized base "
             "and would respond differently on another one. Remove --merge."
         )
-    path, weights = trained.base_path(policy_id), trained.weights(policy_id)
-    trained.check_base(policy_id, weights)
+    path, weights = trained.base_path(policy_id), trained.checked_weights(policy_id)
     model = load_language_model(path, settings.trust_remote_code, dtype if lora is None else torch.float32)
     policy = model if lora is None else add_lora(model.requires_grad_(False), lora)
     with torch.no_grad():
@@ -126,9 +125,8 @@ def full_model(trained: PolicySet, policy_id: str, dtype: torch.dtype) -> PreTra
 
 def save_adapter(trained: PolicySet, policy_id: str, folder: Path, dtype: torch.dtype) -> None:
     """Writes a policy's adapter in PEFT's format: `adapter_model.safetensors` and `adapter_config.json`."""
-    lora, weights = trained.lora(policy_id), trained.weights(policy_id)
+    lora, weights = trained.lora(policy_id), trained.checked_weights(policy_id)
     assert lora is not None
-    trained.check_base(policy_id, weights)
     config = peft_config(meta_model(trained.base_path(policy_id), trained.settings.trust_remote_code), lora)
     config.base_model_name_or_path, config.revision = base_model(trained, policy_id)
     config.inference_mode = True

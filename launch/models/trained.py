@@ -18,7 +18,8 @@ from launch.console.errors import CommandError
 from launch.run_folder.checkpoints import UNTRAINED
 from launch.run_folder.environment import describe_environment
 from launch.run_folder.layout import CONFIG, POLICIES
-from launch.run_folder.records import Update, to_json
+from launch.run_folder.locations import locate_files
+from launch.run_folder.records import Update
 from launch.run_folder.run import Run
 from launch.run_folder.sources import Sources, digest_models, find_model_changes
 from policies.models.average import concat_lora, concat_lora_config, mean_weights
@@ -34,28 +35,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PolicySet:
-    """The policies of a run after some update."""
+    """The policies of a run after `update` completed updates.
+
+    `metrics` go up to that update, as far as available, and end with it. `policy_ids` are in chain order, as the next
+    update would have assigned the roles. `location` is the run's folder, for messages; `name` its short name; `command`
+    the commands that started and continued it, one per line. `read_weights` reads a policy other than `AVERAGE_POLICY`.
+    `folder` is the checkpoint, None for the policies of an algorithm in memory, which has no `sources` and no `run`
+    either.
+    """
 
     settings: Settings
     update: int
-    """Number of completed updates."""
     metrics: Sequence[Update]
-    """Metrics up to that update, as far as available; the last entry belongs to the update."""
     policy_ids: tuple[str, ...]
-    """Policy ids in chain order, as the next update would have assigned the roles."""
     location: str
-    """The run's folder, for messages."""
     name: str
-    """Short name of the run."""
     command: str
-    """The commands that started and continued the run, one per line."""
     read_weights: Callable[[str], Weights]
-    """Reads the weights of a policy other than `AVERAGE_POLICY`."""
     sources: Sources | None = None
-    """The inputs of the run; None if unknown."""
     run: Run | None = None
     folder: Path | None = None
-    """The checkpoint; None for the policies of an algorithm in memory."""
 
     @property
     def available_policy_ids(self) -> tuple[str, ...]:
@@ -77,6 +76,22 @@ class PolicySet:
             if policy_id not in (*self.available_policy_ids, *self.settings.frozen_models):
                 raise CommandError(f"Unknown policy `{name.strip()}`. {self.location} has: {self.available_names}.")
         return policy_ids
+
+    def checked_weights(self, policy_id: str) -> Weights:
+        """Returns the weights of a policy, and checks that they match its base model, which is not loaded."""
+        from policies.models.adapters import add_lora  # imports transformers
+        from policies.models.language_model import meta_model
+
+        model, lora = meta_model(self.base_path(policy_id), self.settings.trust_remote_code), self.lora(policy_id)
+        parameters = (model if lora is None else add_lora(model, lora)).named_parameters()
+        shapes = {name: tuple(tensor.shape) for name, tensor in parameters if lora is None or tensor.requires_grad}
+        weights = self.weights(policy_id)
+        if weight_shapes(weights) != shapes:
+            raise CommandError(
+                f"The model {self.base(policy_id)} has changed since {self.location} started: the trained weights have "
+                "other names or shapes. Restore the original model."
+            )
+        return weights
 
     def weights(self, policy_id: str) -> Weights:
         """Returns the weights of a policy, without its value head, by Hugging Face names. They are read lazily.
@@ -122,29 +137,14 @@ class PolicySet:
         current_llms = digest_models(self.settings, self.tokenizers)
         return texts + [f"{change.text}." for change in find_model_changes(self.sources, self.settings, current_llms)]
 
-    def check_base(self, policy_id: str, weights: Weights) -> None:
-        """Checks that weights match the base model of a policy, which is not loaded."""
-        from policies.models.adapters import add_lora  # imports transformers
-        from policies.models.language_model import meta_model
-
-        model, lora = meta_model(self.base_path(policy_id), self.settings.trust_remote_code), self.lora(policy_id)
-        parameters = (model if lora is None else add_lora(model, lora)).named_parameters()
-        shapes = {name: tuple(tensor.shape) for name, tensor in parameters if lora is None or tensor.requires_grad}
-        if weight_shapes(weights) != shapes:
-            raise CommandError(
-                f"The model {self.base(policy_id)} has changed since {self.location} started: the trained weights have "
-                "other names or shapes. Restore the original model."
-            )
-
 
 def current_policies(algorithm: Cory) -> PolicySet:
     """Returns the current policies of an algorithm. Weights are fetched from the learners lazily."""
-    report = {key: value for key, value in algorithm.report.items() if key != "samples"}
     return PolicySet(
         settings=algorithm.settings,
         update=algorithm.updates,
-        metrics=[cast(Update, to_json(report or {"update": algorithm.updates}))],
-        policy_ids=tuple(algorithm.mapping.as_dict().values()),
+        metrics=[cast(Update, algorithm.report or {"update": algorithm.updates})],
+        policy_ids=tuple(map(algorithm.mapping, algorithm.settings.agents)),
         location="The algorithm",
         name=algorithm.settings.task,
         command=f"an algorithm in Python  # {describe_environment()}",
@@ -165,7 +165,7 @@ def open_trained(source: Run | str | Path, checkpoint: str | int | None = None) 
     if not metrics or metrics[-1]["update"] != update:
         raise CommandError(f"{run.metrics_file.path} has no entry for update {update} of the requested checkpoint.")
     sources = Sources.read(run.path)
-    settings = run.settings if sources is None else sources.locate(run.settings, needed=("model",))
+    settings = run.settings if sources is None else locate_files(run.settings, sources.paths, needed=("model",))
     commands = (run.path / CONFIG).read_text(encoding="utf-8").splitlines()
     return PolicySet(
         settings=settings,
@@ -198,9 +198,8 @@ def _read_weights(checkpoint: Path, policy_id: str) -> Weights:
     try:
         state = open_weights(str(folder))
     except (FileNotFoundError, safetensors.SafetensorError) as error:
-        if folder.is_dir():
-            raise CommandError(f"{folder} does not contain valid weights: {error}.") from error
         # The run itself removes old checkpoints; it keeps the last few and the best.
-        raise CommandError(f"{checkpoint} was removed by the running training. Try again.") from error
+        problem = f"does not contain valid weights: {error}" if folder.is_dir() else "was removed by the run. Try again"
+        raise CommandError(f"{folder} {problem}.") from error
     shapes = {name.removeprefix("lm."): shape for name, shape in weight_shapes(state).items() if name.startswith("lm.")}
     return LazyWeights(shapes, lambda name: state[f"lm.{name}"])

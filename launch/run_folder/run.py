@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, cast
 
-from cory_env.home import upload_hint
+from cory_env.home import expand_home, upload_hint
 from launch.console.configuration import read_file, settings_to_yaml
 from launch.console.errors import CommandError, make_folder
 from launch.run_folder.checkpoints import Checkpoints
@@ -77,7 +77,7 @@ class Run:
     def open(cls, location: str | Path) -> Self:
         """Opens an existing run in a folder, without locking it."""
         reject_uri(str(location))
-        path = Path(location)
+        path = Path(expand_home(str(location)))
         run = cls(path)
         if run.exists():
             return run

@@ -13,10 +13,10 @@ Changes in files that a reward's code reads or imports are not detected, nor tho
 """
 
 import hashlib
-import importlib
+import importlib.util
 import json
 import os
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -26,28 +26,32 @@ from pydantic import TypeAdapter, ValidationError
 from cory_env.functions import parse_spec, search_working_folder
 from cory_env.pickled import display_name, is_pickled
 from cory_env.rewarding.spec import parse_sum
+from cory_env.shadowing import ROOT
 from cory_env.tasks import Task
 from cory_env.tasks.task import Split
 from cory_env.tokenizer import fingerprint
 from launch.console.errors import CommandError
 from launch.run_folder.layout import SOURCES
-from launch.run_folder.locations import absolute_paths, add_module_folders, locate_files, module_file, path_part
+from launch.run_folder.locations import absolute_paths, path_part
 from policies.files import atomic_write
 from policies.models.fingerprint import COMMIT_KEY, HUB_KEY, model_files
-from policies.settings.settings import BY_CONTENT, Settings, Tokenizers
+from policies.settings.settings import Settings, Tokenizers
 
+SHADOWED_PACKAGES = (ROOT / "policies", ROOT / "launch")
+"""Our packages that a user's module of the same name shadows in a function's process."""
 SPLITS: dict[Split, str] = {"train": "training", "validation": "validation", "test": "test"}
 """How messages name the queries of each split."""
 
 
 class Change(NamedTuple):
-    """An input of a run that has changed."""
+    """An input of a run that has changed.
+
+    `part` is `train`, `validation` or `test` (the queries); `prompts`, `model`, `tokenizer`, `chat_template`,
+    `function` or `commit`. `text` is a sentence without its full stop.
+    """
 
     part: str
-    """`train`, `validation` or `test` (the queries); `prompts`, `model`, `tokenizer`, `chat_template`, `function` or
-    `commit`."""
     text: str
-    """A sentence without its full stop."""
 
     @property
     def blocks_resume(self) -> bool:
@@ -70,13 +74,14 @@ class Queries:
 
 @dataclass(frozen=True)
 class ModelDigests:
-    """The initial model of a policy."""
+    """The initial model of a policy.
+
+    `model` is a digest of its files, or `ID@COMMIT` on the hub; `chat_template` is None without `chat`.
+    """
 
     model: str
-    """A digest of the model's files, or `ID@COMMIT` on the hub."""
     tokenizer: str
     chat_template: str | None
-    """None without `chat`."""
 
 
 @dataclass(frozen=True)
@@ -108,15 +113,6 @@ class Sources:
         """Writes `sources.json` atomically."""
         atomic_write(folder / SOURCES, json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n")
 
-    def locate(self, settings: Settings, needed: Container[str] = BY_CONTENT) -> Settings:
-        """Makes the modules of the run's functions importable; returns settings with the current paths of its files.
-
-        Args:
-            needed: settings whose files must exist.
-        """
-        add_module_folders([name for name, _ in self.functions if name is not None and ":" in name], self.paths)
-        return locate_files(settings, self.paths, needed)
-
     def after_resume(self, before: Self, changes: Sequence[Change], update: int) -> Self:
         """Returns the sources of a resumed run, including its allowed changes."""
         records = [{"update": update, **change._asdict()} for change in changes]
@@ -125,13 +121,12 @@ class Sources:
 
 def collect_sources(settings: Settings, task: Task, tokenizers: Tokenizers) -> Sources:
     """Computes the current fingerprints of a run's inputs."""
-    names = list(_function_names(settings, task))
     return Sources(
-        paths=absolute_paths(settings, names),
+        paths=absolute_paths(settings),
         task=_task_fields(task),
         queries=digest_queries(task),
         llms=digest_models(settings, tokenizers),
-        functions=[[display_name(name), _digest_function(name)] for name in names],
+        functions=[[display_name(name), _digest_function(name)] for name in _function_names(settings, task)],
         changes=[],
     )
 
@@ -224,12 +219,24 @@ def _digest_function(name: str) -> str | None:
     """Returns a digest of a function's module and of the files that its settings name; None if unknown."""
     if is_pickled(name):
         return _digest(name)
-    file = module_file(name)
-    if file is None:
+    if (file := _module_file(parse_spec(name)[0])) is None:
         return None
     paths = [Path(value) for value in parse_spec(name)[2].values()]
     contents = [_model_digest(str(path)) if path.is_dir() else path.read_bytes() for path in paths if path.exists()]
     return _digest(repr((file.read_bytes(), contents)))
+
+
+def _module_file(module: str) -> Path | None:
+    """Returns a module's file; None if it has none, or it is not found."""
+    file = Path(*module.split(".")).with_suffix(".py")  # rewards are first imported from the working directory
+    if file.is_file():
+        return file
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return None
+    file = Path((spec and spec.origin) or "")
+    return file if file.is_file() and not any(map(file.is_relative_to, SHADOWED_PACKAGES)) else None
 
 
 def _model_digest(path: str) -> str:

@@ -67,7 +67,7 @@ def check_all_sources(
     kinds = {_kind(settings): (name, settings) for name, settings in trainings}
     for kind, (name, settings) in kinds.items():
         recorded = before.get(kind)
-        located_settings = settings if recorded is None else recorded.locate(settings)
+        located_settings = settings if recorded is None else locate_files(settings, recorded.paths)
         try:
             task, tokenizers = prepare(located_settings)
         except Exception as error:

@@ -7,6 +7,7 @@ from launch.cluster.gpus import check_gpus
 from launch.cluster.memory import check_run_memory
 from launch.console.errors import CommandError
 from launch.run_folder.layout import RUNS, SOURCES
+from launch.run_folder.locations import locate_files
 from launch.run_folder.run import Run
 from launch.run_folder.sources import Sources, collect_sources
 from launch.run_folder.storage import check_location
@@ -45,7 +46,7 @@ def train_run(
     before = None if run is None else Sources.read(run.path)
     located_settings = settings
     if before is not None:  # paths and modules may be relative to the folder in which the run was started
-        located_settings = before.locate(settings)
+        located_settings = locate_files(settings, before.paths)
     if run is None:
         check_location(location or str(RUNS / name))
         settings = located_settings = preflight.fill_in_settings(settings)

@@ -70,6 +70,8 @@ def elsewhere(tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch) ->
     """Another folder, which is the current one."""
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
+    monkeypatch.syspath_prepend(project)
+    monkeypatch.setenv("PYTHONPATH", str(project), prepend=os.pathsep)  # of the reward's process
     return tmp_path / "elsewhere"
 
 
@@ -123,7 +125,7 @@ def test_a_run_without_recorded_sources_requires_allow_changes(
     assert code == 0 and "is done" in text
 
 
-def test_a_resume_in_another_folder_finds_data_model_and_reward(
+def test_a_resume_in_another_folder_finds_data_and_model(
     elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, text = run_train(capsys, "--resume", "../project/run")
