@@ -162,7 +162,7 @@ def plan_evaluation(
         preflight.check_rope_factors(settings, run.settings.max_length)
     check_gpus(settings)
     sources = collect_sources(settings, task, tokenizers)
-    for text in changes_since(run, settings, task, sources) if run is not None else ():
+    for text in changes_since(run, settings, sources) if run is not None else ():
         warn(text)
     if checkpoint is not None and checkpoint[0] == 0:
         warn(UNTRAINED)
@@ -307,7 +307,7 @@ def located_settings(run: Run, overridden: Container[str] = ()) -> Settings:
     return locate_files(settings, sources.paths, needed=("model", *data))
 
 
-def changes_since(run: Run, settings: Settings, task: Task, now: Sources) -> list[str]:
+def changes_since(run: Run, settings: Settings, now: Sources) -> list[str]:
     """Returns a sentence per difference between the sources of a run's training and of its evaluation.
 
     Args:
@@ -321,6 +321,6 @@ def changes_since(run: Run, settings: Settings, task: Task, now: Sources) -> lis
     leak = " Evaluated queries may have been used in training."
     return [
         f"{change.text}.{leak if change.part in SPLITS else ''}"
-        for change in find_changes(before, settings, task, now)
+        for change in find_changes(before, now)
         if same_task or not change.concerns_task
     ]

@@ -28,13 +28,6 @@ MAX_SHARD_SIZE = "5GB"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def check_free_folder(out: Path) -> None:
-    """Checks that a model can be exported to a folder."""
-    check_location(str(out), "model")
-    if out.exists() and (not out.is_dir() or out.is_mount() or any(out.iterdir())):  # a mount point cannot be replaced
-        raise CommandError(f"{out} is not a new or empty folder. Choose another one with --out.")
-
-
 def export_policy(
     trained: PolicySet,
     policy: str | None,
@@ -52,7 +45,9 @@ def export_policy(
         warn: called with health warnings of the policy, and changes of its model since training.
     """
     settings, out = trained.settings, out.resolve()
-    check_free_folder(out)
+    check_location(str(out), "model")
+    if out.exists() and (not out.is_dir() or out.is_mount() or any(out.iterdir())):  # a mount point cannot be replaced
+        raise CommandError(f"{out} is not a new or empty folder. Choose another one with --out.")
     policy_id = _choose_policy(trained, policy)
     is_adapter = settings.lora is not None and not merge
     if merge and settings.lora is None:

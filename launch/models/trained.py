@@ -7,7 +7,7 @@ checkpoint, which can run arbitrary code.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -21,7 +21,7 @@ from launch.run_folder.layout import CONFIG, POLICIES
 from launch.run_folder.locations import locate_files
 from launch.run_folder.records import Update
 from launch.run_folder.run import Run
-from launch.run_folder.sources import Sources, digest_models, find_model_changes
+from launch.run_folder.sources import Sources, digest_models, find_changes
 from policies.models.average import concat_lora, concat_lora_config, mean_weights
 from policies.models.lora import Lora
 from policies.models.model_names import AVERAGE_POLICY
@@ -134,8 +134,8 @@ class PolicySet:
         texts = [UNTRAINED] if self.folder is not None and self.update == 0 else []
         if self.sources is None:
             return texts
-        current_llms = digest_models(self.settings, self.tokenizers)
-        return texts + [f"{change.text}." for change in find_model_changes(self.sources, self.settings, current_llms)]
+        now = replace(self.sources, llms=digest_models(self.settings, self.tokenizers))
+        return texts + [f"{change.text}." for change in find_changes(self.sources, now)]
 
 
 def current_policies(algorithm: Cory) -> PolicySet:

@@ -60,15 +60,10 @@ def try_lock(file: Path) -> contextlib.ExitStack | None:
 
 
 def _write_holder(descriptor: int) -> None:
-    """Writes this process into its lock file."""
-    os.truncate(descriptor, 0)
-    os.write(descriptor, f"{os.getpid()} on {host_name()}".encode())
-
-
-def host_name() -> str:
-    """Returns the name of this host; in a Ray job, also the job's id, so that `ray job stop` can end it."""
+    """Writes this process into its lock file; in a Ray job also the job's id, so that `ray job stop` can end it."""
     job = job_id()
-    return platform.node() if job is None else f"{platform.node()}, Ray job {job}"
+    os.truncate(descriptor, 0)
+    os.write(descriptor, f"{os.getpid()} on {platform.node()}{'' if job is None else f', Ray job {job}'}".encode())
 
 
 def lock_holder(path: Path) -> str | None:

@@ -15,8 +15,7 @@ Changes in files that a reward's code reads or imports are not detected, nor tho
 import hashlib
 import importlib.util
 import json
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -26,19 +25,16 @@ from pydantic import TypeAdapter, ValidationError
 from cory_env.functions import parse_spec, search_working_folder
 from cory_env.pickled import display_name, is_pickled
 from cory_env.rewarding.spec import parse_sum
-from cory_env.shadowing import ROOT
 from cory_env.tasks import Task
 from cory_env.tasks.task import Split
 from cory_env.tokenizer import fingerprint
 from launch.console.errors import CommandError
 from launch.run_folder.layout import SOURCES
-from launch.run_folder.locations import absolute_paths, path_part
+from launch.run_folder.locations import absolute_paths
 from policies.files import atomic_write
 from policies.models.fingerprint import COMMIT_KEY, HUB_KEY, model_files
 from policies.settings.settings import Settings, Tokenizers
 
-SHADOWED_PACKAGES = (ROOT / "policies", ROOT / "launch")
-"""Our packages that a user's module of the same name shadows in a function's process."""
 SPLITS: dict[Split, str] = {"train": "training", "validation": "validation", "test": "test"}
 """How messages name the queries of each split."""
 
@@ -46,8 +42,8 @@ SPLITS: dict[Split, str] = {"train": "training", "validation": "validation", "te
 class Change(NamedTuple):
     """An input of a run that has changed.
 
-    `part` is `train`, `validation` or `test` (the queries); `prompts`, `model`, `tokenizer`, `chat_template`,
-    `function` or `commit`. `text` is a sentence without its full stop.
+    `part` is `train`, `validation` or `test` (the queries); `prompts`, `model`, `commit` (of a hub model),
+    `tokenizer`, `chat_template` or `function`. `text` is a sentence without its full stop.
     """
 
     part: str
@@ -152,45 +148,31 @@ def digest_models(settings: Settings, tokenizers: Tokenizers) -> dict[str, Model
     }
 
 
-def find_changes(before: Sources, settings: Settings, task: Task, now: Sources) -> list[Change]:
-    """Returns the differences between the recorded and the current sources of a run."""
-    changes = []
-    for split, kind in SPLITS.items():
-        old, new = before.queries.get(split), now.queries.get(split)
-        if old != new:
-            data = (settings.eval_data if split != "train" else None) or settings.data
-            counts = f"{new.count if new else 0} now, {old.count if old else 0} then"
-            source = _describe_change(data or f"The data of task {task.name}", before)
-            changes.append(Change(split, f"{source}: its {kind} queries differ ({counts})"))
-    templates = [name for name, text in (before.task or {}).items() if text != (now.task or {}).get(name)]
-    if templates:
-        changes.append(Change("prompts", f"The task's {', '.join(templates)} changed"))
-    changes += find_model_changes(before, settings, now.llms)
-    for (name, digest), (_, other) in zip(before.functions, now.functions, strict=False):
-        if digest != other:
-            changes.append(Change("function", f"The code of {name} has changed"))
-    return changes
+def find_changes(before: Sources, now: Sources) -> list[Change]:
+    """Returns the inputs that differ, except those that one of both lacks, as a chain with fewer agents does."""
+    old, new = _inputs(before), _inputs(now)
+    return [
+        Change(part, f"The {name} changed since training started")
+        for (part, name), value in old.items()
+        if value is not None and new.get((part, name)) not in (None, value)
+    ]
 
 
-def find_model_changes(before: Sources, settings: Settings, now: Mapping[str, ModelDigests]) -> list[Change]:
-    """Returns the differences of models, tokenizers and chat templates (see `find_changes`), once per model."""
-    changes: dict[Change, None] = {}
-    for policy_id, name in settings.all_models.items():
-        if policy_id not in before.llms:  # the chain is longer than the run's
-            continue
-        old, new = before.llms[policy_id], now[policy_id]
-        (hub, at, commit), (new_hub, _, new_commit) = old.model.partition("@"), new.model.partition("@")
-        if at and hub == new_hub and commit != new_commit:
-            text = f"The model {name} has moved on the hub from commit {commit:.7} to {new_commit:.7}"
-            changes[Change("commit", text)] = None
-        elif old.model != new.model:
-            changes[Change("model", f"The model {_describe_change(name, before)}")] = None
-        if old.tokenizer != new.tokenizer:
-            changes[Change("tokenizer", f"The tokenizer of {_describe_change(name, before)}")] = None
-        templates = {old.chat_template, new.chat_template}
-        if None not in templates and len(templates) > 1:
-            changes[Change("chat_template", f"The chat template of {_describe_change(name, before)}")] = None
-    return list(changes)
+def _inputs(sources: Sources) -> dict[tuple[str, str], object]:
+    """Returns the digests of all inputs, by their part (see `Change`) and name."""
+    inputs: dict[tuple[str, str], object] = {
+        (split, f"{kind} queries"): sources.queries.get(split, Queries(0, "")) for split, kind in SPLITS.items()
+    }
+    inputs |= {("prompts", f"task's {name}"): value for name, value in (sources.task or {}).items()}
+    for policy_id, digests in sources.llms.items():
+        model, _, commit = digests.model.partition("@")
+        inputs |= {
+            ("model", f"model of {policy_id}"): model,
+            ("commit", f"hub commit of {policy_id}"): commit,
+            ("tokenizer", f"tokenizer of {policy_id}"): digests.tokenizer,
+            ("chat_template", f"chat template of {policy_id}"): digests.chat_template,
+        }
+    return inputs | {("function", f"code of {name}"): digest for name, digest in sources.functions}
 
 
 def restore_task(sources: Sources | None) -> Task | None:
@@ -236,7 +218,7 @@ def _module_file(module: str) -> Path | None:
     except (ImportError, ValueError):
         return None
     file = Path((spec and spec.origin) or "")
-    return file if file.is_file() and not any(map(file.is_relative_to, SHADOWED_PACKAGES)) else None
+    return file if file.is_file() else None
 
 
 def _model_digest(path: str) -> str:
@@ -259,14 +241,6 @@ def _task_fields(task: Task) -> dict[str, Any] | None:
 def public_task_fields(task: dict[str, Any] | None) -> dict[str, Any] | None:
     """Returns the recorded fields of a task, with the feedback function's name instead of its code."""
     return task and {name: display_name(value) if name == "feedback" else value for name, value in task.items()}
-
-
-def _describe_change(name: str, before: Sources) -> str:
-    """Returns the beginning of a sentence about changed data or a changed model."""
-    path = path_part(name)
-    recorded = before.paths.get(path)
-    is_elsewhere = recorded is not None and Path(path).exists() and os.path.abspath(path) != recorded
-    return f"{name} has changed since training started{f' with {recorded}' if is_elsewhere else ''}"
 
 
 def _digest(text: str) -> str:

@@ -25,15 +25,13 @@ SOURCE_SETTINGS = sorted(settings_in_categories("task") | {*BY_CONTENT, "chat", 
 PrepareTask = Callable[[Settings], tuple[Task, Tokenizers]]
 
 
-def check_sources(
-    before: Sources, settings: Settings, task: Task, now: Sources, name: str, allow: bool
-) -> list[Change]:
+def check_sources(before: Sources, now: Sources, name: str, allow: bool) -> list[Change]:
     """Rejects a resume with changed queries, models, tokenizers or templates, unless the user allows it.
 
     Returns:
         The changes, for `incomparable_warning`.
     """
-    changes = find_changes(before, settings, task, now)
+    changes = find_changes(before, now)
     rejected = [change for change in changes if change.blocks_resume]
     if rejected and not allow:
         raise CommandError(
@@ -77,7 +75,7 @@ def check_all_sources(
         sources = all_sources[kind] = collect_sources(located_settings, task, tokenizers)
         if recorded is None:
             continue
-        changes = check_sources(recorded, settings, task, sources, str(folder), allow)
+        changes = check_sources(recorded, sources, str(folder), allow)
         for change in changes:
             warn(f"Warning: {change.text}. Trainings before and after this change are not comparable.")
         all_sources[kind] = sources.after_resume(recorded, changes, 0)
