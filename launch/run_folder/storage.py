@@ -99,7 +99,6 @@ class Storage:
             raise CommandError(f"Invalid run URI {uri}: {_reason(error)}. Use s3://, gs:// or file:///.") from error
         self._base = base.rstrip("/")
         self._writer: str | None = None  # this process's id, once it has taken the run over
-        self._uploaded: dict[str, tuple[int, int]] = {}  # (size, mtime in ns) of uploaded files, by name
         self.resumed_after: int | None = None
         """The update from which training resumed. The next upload removes later checkpoints from storage."""
 
@@ -153,7 +152,7 @@ class Storage:
                 self._filesystem.delete_dir(path)
 
     def upload(self, folder: Path, keep: int, best: int | None, cancelled: Callable[[], bool] = lambda: False) -> None:
-        """Uploads new files of a run's folder, and removes old checkpoints.
+        """Uploads a run's folder except checkpoints that storage has, and removes old checkpoints.
 
         Meanwhile, training may append to files and add checkpoints, but not remove any. If the upload fails or is
         cancelled, storage has a valid, older state of the run.
@@ -182,7 +181,7 @@ class Storage:
             is_hidden = any(part.startswith(".") for part in parts)
             is_wanted = parts[1] in missing if parts[0] == CHECKPOINTS else not is_hidden
             if is_wanted and local[name].exists():  # libraries remove some of their files
-                self._upload(local[name], name, is_present=name in remote)
+                self._upload(local[name], name)
         if best in retained:
             self._write(f"{CHECKPOINTS}/{BEST}", f"{checkpoint_name(best)}\n")
         for checkpoint in {PurePosixPath(name).parts[1] for name in remote if name.startswith(f"{CHECKPOINTS}/")}:
@@ -238,20 +237,12 @@ class Storage:
         names = [entry.path.removeprefix(self._base).lstrip("/") for entry in entries if entry.is_file]
         return [name for name in names if not {"", ".", ".."}.intersection(name.split("/"))]
 
-    def _upload(self, file: Path, name: str, is_present: bool) -> None:
-        """Uploads a file atomically if it has changed, or is not `is_present` in storage.
-
-        Signals do not interrupt Arrow, so objects are never cut off.
-        """
+    def _upload(self, file: Path, name: str) -> None:
+        """Uploads a file atomically. Signals do not interrupt Arrow, so objects are never cut off."""
         from pyarrow.fs import LocalFileSystem, copy_files
 
-        with self._storage_errors("written"):
-            stat = file.stat()
-            state = stat.st_size, stat.st_mtime_ns
-            if not is_present or self._uploaded.get(name) != state:
-                with self._atomic_target(name) as path:
-                    copy_files(str(file), path, LocalFileSystem(), self._filesystem, chunk_size=COPY_CHUNK_BYTES)
-                self._uploaded[name] = state
+        with self._atomic_target(name) as path:
+            copy_files(str(file), path, LocalFileSystem(), self._filesystem, chunk_size=COPY_CHUNK_BYTES)
 
     def _write(self, name: str, content: str) -> None:
         """Writes a small file atomically: readers see either the old or the new content, even after a kill."""

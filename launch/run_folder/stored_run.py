@@ -87,7 +87,7 @@ class StoredRun(Run):
         self.storage.resumed_after = update
 
     def upload(self, best: int | None = None, cancelled: Callable[[], bool] = lambda: False) -> None:
-        """Uploads new files, and removes old checkpoints from storage (`keep_checkpoints`).
+        """Uploads the run, and removes old checkpoints from storage (`keep_checkpoints`).
 
         Args:
             best: update of the best checkpoint, which is kept; None: the best one in the metrics.

@@ -45,7 +45,7 @@ def train_run(
     set_names = settings.model_fields_set
     before = None if run is None else Sources.read(run.path)
     located_settings = settings
-    if before is not None:  # paths and modules may be relative to the folder in which the run was started
+    if before is not None:  # paths may be relative to the folder in which the run was started
         located_settings = locate_files(settings, before.paths)
     if run is None:
         check_location(location or str(RUNS / name))

@@ -103,15 +103,6 @@ def test_full_or_read_only_storage_keeps_its_state_and_is_updated_later(home: Pa
     assert Run.open(disk / "run").checkpoints.choose("latest")[0] == 9
 
 
-def test_a_newer_run_in_storage_replaces_the_local_files_of_an_older_run(path: Path, tmp_path: Path) -> None:
-    stored_run(path).unlock()  # its local folder still exists
-    shutil.rmtree(path)
-    with on_another_machine(tmp_path):
-        stored_run(path, updates=4, saved=(0, 3)).unlock()
-    resumed = resume(path)
-    assert resumed.checkpoints.updates() == [3] and [line["update"] for line in resumed.metrics] == list(range(4))
-
-
 def test_a_run_that_another_machine_continues_meanwhile_has_that_machines_settings(path: Path, tmp_path: Path) -> None:
     stored_run(path).unlock()
     run = StoredRun.open(f"file://{path}")
@@ -158,21 +149,6 @@ def test_a_local_folder_is_not_mistaken_for_a_run_if_a_kill_interrupts_its_downl
     assert not run.checkpoints.updates()
     run.unlock()
     assert resume(path).checkpoints.updates() == [6]
-
-
-def test_an_update_repeated_by_another_machine_replaces_the_local_one(path: Path, tmp_path: Path) -> None:
-    stored_run(path).unlock()
-    shutil.rmtree(path / "checkpoints" / "update_000006")
-    with on_another_machine(tmp_path):
-        other = resume(path)
-        other.cut_after(0)
-        for update in range(1, 7):
-            other.metrics_file.append({"update": update, "seconds": 2.0})
-        other.checkpoints.save(6, lambda folder: write_checkpoint(folder, "repeated"))
-        other.upload()
-    resumed = resume(path)
-    assert resumed.metrics == other.metrics == Run.open(path).metrics
-    assert (resumed.checkpoints.choose("6")[1] / "deep" / "weights").read_text() == "repeated"
 
 
 @pytest.mark.parametrize("uploaded", [(), ("config.yaml", "metrics.jsonl")])
