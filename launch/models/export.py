@@ -44,8 +44,8 @@ def export_policy(
         merge: merge an adapter into its base model; otherwise write the adapter.
         warn: called with health warnings of the policy, and changes of its model since training.
     """
-    settings, out = trained.settings, out.resolve()
     check_location(str(out), "model")
+    settings, out = trained.settings, out.resolve()
     if out.exists() and (not out.is_dir() or out.is_mount() or any(out.iterdir())):  # a mount point cannot be replaced
         raise CommandError(f"{out} is not a new or empty folder. Choose another one with --out.")
     policy_id = _choose_policy(trained, policy)

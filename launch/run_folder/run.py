@@ -50,7 +50,6 @@ class Run:
         self._lock: contextlib.ExitStack | None = None
         self._settings: Settings | None = None
         self._best: tuple[int, float] | None = None  # of the updates that this process has recorded
-        self._is_new = False  # whether its folder was created for it; `abort` then removes the folder too
         self.keep_local = False
         """Whether a run in storage also stays in its local folder when it ends."""
 
@@ -58,13 +57,12 @@ class Run:
     def create(cls, location: str | Path | None, name: str = "") -> Self:
         """Creates and locks a new run in a folder; None: a new folder `runs/NAME-TIME`."""
         run = cls(new_folder(name) if location is None else Path(location))
-        run._is_new = location is None or not run.path.exists()
         make_folder(run.path)
         if not run.exists() and run._entries():
             raise CommandError(f"{run.path} is not empty. Empty it, or choose another folder with --out.")
         run.lock()
         if run.exists() and run.checkpoints.empty():
-            run._remove_started_files()
+            remove_all(run.path / name for name in STARTED_FILES)
         if run._entries():
             run.unlock()
             raise CommandError(
@@ -201,28 +199,9 @@ class Run:
     def remove_local(self) -> None:
         """Removes the local folder of a run that is completely in storage, and unlocks it."""
 
-    def abort(self) -> None:
-        """Removes a locked run that failed before its first record, and unlocks it.
-
-        Does nothing if the folder is gone, because records are unknown.
-        """
-        if self.path.is_dir() and not self.metrics_file.path.exists():
-            self._remove_new()
-            self.unlock()
-
-    def _remove_new(self) -> None:
-        """Removes a run that has no records, and its folder if that was created for it."""
-        self._remove_started_files()
-        if self._is_new and not self._entries():
-            shutil.rmtree(self.path)
-
     def _entries(self) -> list[Path]:
         """Returns the folder's entries except locks and unfinished writes."""
         return [path for path in self.path.iterdir() if not path.name.startswith(LOCK) and path.suffix != ".new"]
-
-    def _remove_started_files(self) -> None:
-        """Removes a run that ended before its first checkpoint."""
-        remove_all(self.path / name for name in STARTED_FILES)
 
 
 def is_config(content: bytes | None) -> bool:

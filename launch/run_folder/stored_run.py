@@ -4,7 +4,6 @@ The folder's lock prevents a second process on this machine, the writer's id (`S
 folder has a copy of that id: as long as storage has the same one, the folder is as new as storage, or newer.
 """
 
-import contextlib
 import platform
 import shutil
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from typing import Self
 from launch.console.errors import CommandError
 from launch.run_folder.layout import CONFIG, LOCK, WRITER
 from launch.run_folder.run import Run, is_config, remove_all
-from launch.run_folder.storage import Storage, StorageError, WriterChangedError, is_uri
+from launch.run_folder.storage import Storage, StorageError, is_uri
 
 
 class StoredRun(Run):
@@ -109,12 +108,6 @@ class StoredRun(Run):
         (self.path / WRITER).unlink(missing_ok=True)  # so an interrupted removal does not look like the run
         shutil.rmtree(self.path.parent)
         self.unlock()
-
-    def _remove_new(self) -> None:
-        with contextlib.suppress(StorageError, WriterChangedError):
-            self.storage.clear()
-            self.storage.remove(WRITER)
-        self.remove_local()
 
     def _has_checkpoint(self) -> bool:
         if self.storage.files() and not is_config(self.storage.read(CONFIG)):
