@@ -110,11 +110,24 @@ def evaluate(
             contains another evaluation or is a URI.
         KeyboardInterrupt: Ctrl-C stopped it; for a run, the same call resumes.
     """
-    if isinstance(source, Run | str | Path):
-        run = source if isinstance(source, Run) else load_run(source)
-        return _evaluate_run(run, queries, samples, split, checkpoint, out, quiet)
-    _reject_checkpoint(checkpoint)
-    return _evaluate_algorithm(source, queries, samples, split)
+    if not isinstance(source, Run | str | Path):
+        _reject_checkpoint(checkpoint)
+        return _evaluate_algorithm(source, queries, samples, split)
+    from launch.cluster import session
+    from launch.evaluation import evaluation
+    from launch.run_folder.layout import POLICIES
+
+    def warn(text: str) -> None:
+        warnings.warn(text, stacklevel=2)
+
+    run = source if isinstance(source, Run) else load_run(source)
+    selected = run.checkpoints.choose(checkpoint, POLICIES)
+    settings = make_settings({**evaluation.located_settings(run).model_dump(), "min_response_tokens": None})
+    session.quiet_libraries(debug=True)
+    plan = evaluation.plan_evaluation(settings, run, selected, split, queries, samples, warn)
+    folder = evaluation.default_folder(run.location, run, selected[1], plan.fingerprint)
+    folder = folder if out is None else _local_path(out, "evaluation")
+    return evaluation.evaluate(plan, folder, f"cory_rllib.evaluate({run.location!r})", quiet=quiet, warn=warn)
 
 
 def probe(
@@ -255,28 +268,3 @@ def _evaluate_algorithm(algorithm: Cory, queries: int | None, samples: int, spli
                 )
                 orders.append(lineup.names)
     return compute_scores(batches, plan.scoring(task.solved_at), orders if plan.orders else (), plan.settings.agents)
-
-
-def _evaluate_run(
-    run: Run,
-    queries: int | None,
-    samples: int,
-    split: Split,
-    checkpoint: str | int | None,
-    out: str | Path | None,
-    quiet: bool,
-) -> dict[str, PolicyScores]:
-    from launch.cluster import session
-    from launch.evaluation import evaluation
-    from launch.run_folder.layout import POLICIES
-
-    def warn(text: str) -> None:
-        warnings.warn(text, stacklevel=2)
-
-    selected = run.checkpoints.choose(checkpoint, POLICIES)
-    settings = make_settings({**evaluation.located_settings(run).model_dump(), "min_response_tokens": None})
-    session.quiet_libraries(debug=True)
-    plan = evaluation.plan_evaluation(settings, run, selected, split, queries, samples, warn)
-    folder = evaluation.default_folder(run.location, run, selected[1], plan.fingerprint)
-    folder = folder if out is None else _local_path(out, "evaluation")
-    return evaluation.evaluate(plan, folder, f"cory_rllib.evaluate({run.location!r})", quiet=quiet, warn=warn)

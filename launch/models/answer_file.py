@@ -43,16 +43,11 @@ def write_answers(
         progress.stage("Answering")
         progress.start_clock()
         for number, batch in enumerate(batches, start=1):
-            rows += _answer_rows(batch, chain)
+            for (query, sample), answer in zip(batch, chain.answer_all(batch), strict=True):
+                columns = {"columns": query.columns} if query.columns else {}
+                rows.append({"row": query.id, "sample": sample, **columns, **answer})
             left = progress.advance()
             if not progress.has_bar:
                 progress.print(f"  {number}/{len(batches)} batches  {left}")
-    atomic_write(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-
-
-def _answer_rows(prompt_refs: Sequence[tuple[Query, int]], chain: TrainedChain) -> list[dict[str, object]]:
-    rows: list[dict[str, object]] = []
-    for (query, sample), answer in zip(prompt_refs, chain.answer_all(prompt_refs), strict=True):
-        columns = json.loads(json.dumps(query.columns, default=str))  # a table may contain dates and similar types
-        rows.append({"row": query.id, "sample": sample, **({"columns": columns} if columns else {}), **answer})
-    return rows
+    # A table may contain dates and similar types.
+    atomic_write(out, "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows))

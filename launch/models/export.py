@@ -24,7 +24,6 @@ from policies.models.language_model import load_language_model, meta_model
 from policies.models.model_check import load_config
 from policies.models.revision import split_revision
 
-MAX_SHARD_SIZE = "5GB"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -69,7 +68,7 @@ def export_policy(
                 save_adapter(trained, policy_id, folder, DTYPES[dtype])
             else:
                 model.generation_config = sampling  # the base's may be invalid, which `save_pretrained` rejects
-                model.save_pretrained(folder, max_shard_size=MAX_SHARD_SIZE)
+                model.save_pretrained(folder)
             sampling.save_pretrained(folder)
             for file in folder.glob("*.safetensors"):
                 file.chmod(0o644)  # safetensors creates files that only their owner can read
