@@ -27,7 +27,6 @@ from launch.training.preflight import load_task
 from policies.generation.generator import Generator
 from policies.models.model_names import AVERAGE_POLICY
 from policies.rollout.chain_generation import ChainRequest, generate_chains
-from policies.settings.roles import RoleSettings
 
 MAX_BATCH_SIZE = {"vllm": 256, "transformers": 32}
 """Maximum number of concurrently generated responses, by backend."""
@@ -94,11 +93,12 @@ class TrainedChain:
         for query in queries:
             if missing := [name for name in self.feedback_columns if query.columns.get(name) is None]:
                 subject = f"query {query.text[:60]!r} lacks" if query.text else "single queries lack"
+                task = self.chain.task
                 raise CommandError(
-                    f"The feedback {display_name(self.chain.task.feedback or '')} requires the column "
-                    f"{', '.join(missing)}, which {subject}. Give queries with columns as rows of a file (--in FILE; "
-                    f"in Python columns=..., in requests `columns`), use one policy alone (--roles "
-                    f"{self.policy_ids[0]}), or no feedback (--no-feedback; in Python feedback=False)."
+                    f"The feedback {display_name(task.feedback or '')} requires the column {', '.join(missing)}, which "
+                    f"{subject}. Give queries with columns as rows of a file (--in FILE; in Python columns=..., in "
+                    f"requests `columns`), use one policy alone (--roles {self.policy_ids[0]})"
+                    + ("." if task.shows_feedback else ", or no feedback (--no-feedback; in Python feedback=False).")
                 )
 
     def check(self, queries: Sequence[Query]) -> None:
@@ -200,10 +200,15 @@ def make_env_chain(trained: PolicySet, policy_ids: Sequence[str], *, feedback: b
     """
     settings = trained.settings
     if settings.roles is not None:
-        _check_roles(settings.roles, len(policy_ids))
+        positions = enumerate(make_positions([role.role for role in settings.roles]), start=1)
+        lengths = [number for number, position in positions if number == 1 or position.role.produces_response]
+        if len(policy_ids) not in lengths:
+            raise CommandError(
+                f"{len(policy_ids)} policies were chosen, but this run's chain ends with a response only after "
+                f"{', '.join(map(str, lengths))}. Choose so many with --roles."
+            )
     task, tokenizers = load_task(settings, restore_task(trained.sources))
-    # `AVERAGE_POLICY` has no separate tokenizer.
-    tokenizer_ids = [policy_id if policy_id in tokenizers else settings.policy_ids[0] for policy_id in policy_ids]
+    tokenizer_ids = [trained.initial_id(policy_id) for policy_id in policy_ids]
     if not feedback:
         chain = settings.make_chain(task, tokenizers, tokenizer_ids)
         if any(map(chain.shows_feedback, range(len(chain.positions)))):
@@ -223,18 +228,3 @@ def make_env_chain(trained: PolicySet, policy_ids: Sequence[str], *, feedback: b
             "--policy mean`, or choose other policies with --roles."
         )
     return settings.make_chain(task, tokenizers, tokenizer_ids)
-
-
-def _check_roles(roles: Sequence[RoleSettings], num_agents: int) -> None:
-    """Checks that a chain of so many agents with a run's roles ends with an answer."""
-    positions = make_positions([role.role for role in roles])
-    if num_agents > len(positions):
-        raise CommandError(
-            f"This run's chain has {len(positions)} agents, but {num_agents} policies were chosen. Name at most "
-            f"{len(positions)} with --roles."
-        )
-    if num_agents > 1 and not (last := positions[num_agents - 1].role).produces_response:
-        raise CommandError(
-            f"A chain of {num_agents} policies ends with role {last.name}, which produces no response. Choose another "
-            "number of policies with --roles."
-        )

@@ -176,7 +176,12 @@ def test_an_upload_killed_at_any_object_leaves_a_state_to_resume_from(
 def test_a_file_that_its_library_removes_during_an_upload_is_skipped(run: Run, storage: Storage) -> None:
     removed = run.path / "zip"
     removed.write_text("another library's")
-    storage.upload(run.path, keep=2, best=None, cancelled=lambda: removed.unlink(missing_ok=True) is not None)
+
+    def remove() -> bool:  # called before each file
+        removed.unlink(missing_ok=True)
+        return False
+
+    storage.upload(run.path, keep=2, best=None, cancelled=remove)
     assert not removed.exists() and storage.read("zip") is None and storage.updates() == [9, 12]
 
 
