@@ -10,7 +10,7 @@ from typing import cast
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from transformers import AutoConfig, GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from cory_env.tokenizer import load_tokenizer
 from launch.console.errors import CommandError, make_folder
@@ -22,7 +22,6 @@ from policies.models.adapters import add_lora, merge_lora, peft_config, peft_nam
 from policies.models.families import fix_rope_factors
 from policies.models.language_model import load_language_model, meta_model
 from policies.models.model_check import load_config
-from policies.models.revision import split_revision
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -111,8 +110,7 @@ def full_model(trained: PolicySet, policy_id: str, dtype: torch.dtype) -> PreTra
         if lora is not None:
             merge_lora(policy)
     # Training disables dropout in the configuration; users who continue training may want it back.
-    hub_id, revision = split_revision(path)
-    model.config = AutoConfig.from_pretrained(hub_id, **revision, trust_remote_code=settings.trust_remote_code)
+    model.config = load_config(path, settings.trust_remote_code)
     fix_rope_factors(model.config, settings.max_length)
     return cast(PreTrainedModel, model.to(dtype))
 
