@@ -8,7 +8,7 @@ log.txt           the output of libraries and rewards
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -298,13 +298,10 @@ def default_folder(target: str, run: Run | None, checkpoint: Path | None, finger
     return Path("evaluations", f"{Path(target).resolve().name}-{name}")
 
 
-def located_settings(run: Run, overridden: Container[str] = ()) -> Settings:
+def located_settings(run: Run) -> Settings:
     """Returns the settings of a run with the current paths of its files (`launch.run_folder.locations`)."""
-    settings, sources = run.settings, Sources.read(run.path)
-    if sources is None:
-        return settings
-    data = () if "task" in overridden else tuple(key for key in ("data", "eval_data") if key not in overridden)
-    return locate_files(settings, sources.paths, needed=("model", *data))
+    sources = Sources.read(run.path)
+    return run.settings if sources is None else locate_files(run.settings, sources.paths)
 
 
 def changes_since(run: Run, settings: Settings, now: Sources) -> list[str]:
@@ -316,7 +313,7 @@ def changes_since(run: Run, settings: Settings, now: Sources) -> list[str]:
     before = Sources.read(run.path)
     if before is None:
         return []
-    run_settings = locate_files(run.settings, before.paths, needed=())
+    run_settings = locate_files(run.settings, before.paths)
     same_task = all(getattr(run_settings, key) == getattr(settings, key) for key in settings_in_categories("task"))
     leak = " Evaluated queries may have been used in training."
     return [

@@ -8,7 +8,7 @@ detects later damage.
 import contextlib
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 from launch.console.errors import CommandError
@@ -137,11 +137,7 @@ class Checkpoints:
 
     def clean(self) -> None:
         """Removes unfinished checkpoints of a killed run. Requires the run's lock."""
-        for entry in self.folder.glob(f"{UNFINISHED}*"):
-            if entry.is_symlink():
-                entry.unlink()
-            else:
-                shutil.rmtree(entry)
+        remove_all(self.folder.glob(f"{UNFINISHED}*"))
 
     def path_of(self, update: int) -> Path:
         """Returns the path of an update's checkpoint, saved or not."""
@@ -149,10 +145,17 @@ class Checkpoints:
 
     def updates(self) -> list[int]:
         """Returns the saved updates, in order."""
-        if not self.folder.is_dir():
-            return []
-        updates = (parse_update(entry.name) for entry in self.folder.iterdir())
+        updates = (parse_update(entry.name) for entry in self.folder.glob("*"))
         return sorted(update for update in updates if update is not None)
+
+
+def remove_all(paths: Iterable[Path]) -> None:
+    """Removes files and folders, if they exist."""
+    for path in paths:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def checkpoint_name(update: int) -> str:

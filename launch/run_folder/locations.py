@@ -1,57 +1,39 @@
 """Finding the files that a run's settings name, also from another working directory."""
 
 import os
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-from cory_env.home import upload_hint
 from cory_env.tasks.rows import HUB
-from launch.console.errors import CommandError
 from policies.models.model_names import is_bundled
 from policies.settings.settings import BY_CONTENT, Settings
 
 PATH_SETTINGS = (*BY_CONTENT, "start_from")
 
 
-def locate_files(
-    settings: Settings, paths: Mapping[str, str], needed: Container[str] = BY_CONTENT, absolute: bool = False
-) -> Settings:
-    """Replaces file names that do not exist in the working directory with the recorded paths of the run.
+def locate_files(settings: Settings, paths: Mapping[str, str], absolute: bool = False) -> Settings:
+    """Replaces file names that do not exist in the working directory with the recorded paths of the run, if they exist.
 
     Args:
         paths: the run's recorded paths (`launch.run_folder.sources`).
-        needed: settings whose files must exist.
-        absolute: replace those that exist in the working directory too.
+        absolute: replace names that exist in the working directory too.
     """
 
-    def locate(key: str, value: str, is_needed: bool) -> str:
+    def locate(value: str) -> str:
         name = path_part(value)
-        recorded = paths.get(name)
-        if recorded is None or (Path(name).exists() and not absolute):
-            return value
-        if Path(recorded).exists():
-            return value.replace(name, recorded, 1)
-        if not is_needed:
-            return value
-        raise CommandError(
-            f"{key}={value}: {Path(name).name} is no longer in {Path(recorded).parent}, where the run had it. Restore "
-            f"it, or start the command in a folder that has it.{upload_hint(name)}"
-        )
+        recorded = paths.get(name, "")
+        is_present = Path(name).exists() and not absolute
+        return value.replace(name, recorded, 1) if recorded and Path(recorded).exists() and not is_present else value
 
     changes: dict[str, object] = {}
     if settings.frozen_models:
         changes["roles"] = [
-            role
-            if role.frozen_model is None
-            else role.model_copy(update={"policy": locate("roles", role.frozen_model, "model" in needed)})
+            role if role.frozen_model is None else role.model_copy(update={"policy": locate(role.frozen_model)})
             for role in settings.roles or ()
         ]
     for key in PATH_SETTINGS:
-        value = getattr(settings, key)
-        if isinstance(value, list):
-            changes[key] = [locate(key, name, key in needed) for name in value]
-        elif value is not None:
-            changes[key] = locate(key, value, key in needed)
+        if (value := getattr(settings, key)) is not None:
+            changes[key] = [locate(name) for name in value] if isinstance(value, list) else locate(value)
     changes = {key: value for key, value in changes.items() if value != getattr(settings, key)}
     return settings.model_copy(update=changes) if changes else settings
 

@@ -2,15 +2,14 @@
 
 import contextlib
 import shlex
-import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, cast
 
 from cory_env.home import expand_home, upload_hint
 from launch.console.configuration import read_file, settings_to_yaml
 from launch.console.errors import CommandError, make_folder
-from launch.run_folder.checkpoints import Checkpoints
+from launch.run_folder.checkpoints import Checkpoints, remove_all
 from launch.run_folder.journal import Journal
 from launch.run_folder.layout import (
     CHECKPOINTS,
@@ -207,12 +206,3 @@ class Run:
 def is_config(content: bytes | None) -> bool:
     """Whether this is the content of a run's `config.yaml`."""
     return content is not None and content.startswith(CONFIG_HEADER.encode())
-
-
-def remove_all(paths: Iterable[Path]) -> None:
-    """Removes files and folders, if they exist."""
-    for path in paths:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)

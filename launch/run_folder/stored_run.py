@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Self
 
 from launch.console.errors import CommandError
+from launch.run_folder.checkpoints import remove_all
 from launch.run_folder.layout import CONFIG, LOCK, WRITER
-from launch.run_folder.run import Run, is_config, remove_all
+from launch.run_folder.run import Run, is_config
 from launch.run_folder.storage import Storage, StorageError, is_uri
 
 
