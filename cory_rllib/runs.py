@@ -13,7 +13,6 @@ from cory_env.home import expand_home
 from launch.cluster import session
 from launch.models.trained import PolicySet, open_trained
 from launch.run_folder import environment, run
-from launch.run_folder.layout import FROM_PYTHON
 from launch.training.steps import train_run
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ class Run(run.Run):
         Raises:
             CommandError: the checkpoint does not exist or is damaged.
         """
-        return open_trained(self.location, None if checkpoint is None else str(checkpoint))
+        return open_trained(self, checkpoint)
 
     def chain(
         self,
@@ -87,30 +86,13 @@ def load_chain(
     *,
     feedback: bool = True,
 ) -> TrainedChain:
-    """Loads a chain of policies.
-
-    Args:
-        policies: from a run or an algorithm.
-        roles: policy ids in the order of the chain; None: all, in their current roles.
-        temperature: sampling temperature, 0 for greedy decoding; None: as in training.
-        seed: random seed of sampling; None: as in training.
-        feedback: give feedback on responses, and stop chains by it, as in the run.
-
-    Raises:
-        CommandError: a policy does not exist, or prompts require feedback.
-    """
+    """Loads a chain of policies; see `Run.chain`."""
     from launch.models.trained_chain import TrainedChain
 
-    settings = policies.settings
     for text in policies.warnings():
         warnings.warn(text, stacklevel=3)
-    return TrainedChain(
-        policies,
-        policies.policy_ids if roles is None else policies.resolve_names(roles),
-        settings.temperature if temperature is None else temperature,
-        settings.seed if seed is None else seed,
-        feedback=feedback,
-    )
+    policy_ids = None if roles is None else policies.resolve_names(roles)
+    return TrainedChain(policies, policy_ids, temperature, seed, feedback=feedback)
 
 
 def load_run(location: str | Path) -> Run:
@@ -125,7 +107,7 @@ def load_run(location: str | Path) -> Run:
     Raises:
         CommandError: there is no run at the location, or it is a URI.
     """
-    return Run.open(expand_home(str(location)))
+    return Run.open(location)
 
 
 def start_ray(config: CoryConfig) -> None:
@@ -175,7 +157,7 @@ def train(config: CoryConfig, out: str | Path | None = None, *, max_failures: in
 
     trained, code = train_run(
         settings,
-        f"{FROM_PYTHON}  # {environment.describe_environment()}",
+        f"cory train, from Python  # {environment.describe_environment()}",
         location=None if out is None else expand_home(str(out)),
         name=settings.task.partition("?")[0],
         max_failures=max_failures,

@@ -14,7 +14,7 @@ from cory_env.tasks.task import Split
 from cory_rllib.runs import Run, load_chain, load_run
 from launch.console.errors import CommandError
 from launch.evaluation.figures import PolicyScores, compute_scores
-from launch.models.trained import PolicySet, current_policies
+from launch.models.trained import PolicySet, current_policies, open_trained
 from launch.run_folder.records import BatchRecord, GeneratedSample
 from launch.run_folder.storage import check_location
 from policies.models.model_names import AVERAGE_POLICY
@@ -110,10 +110,24 @@ def evaluate(
             contains another evaluation or is a URI.
         KeyboardInterrupt: Ctrl-C stopped it; for a run, the same call resumes.
     """
-    if isinstance(source, Run | str | Path):
-        return _evaluate_run(_run(source), queries, samples, split, checkpoint, out, quiet)
-    _reject_checkpoint(checkpoint)
-    return _evaluate_algorithm(source, queries, samples, split)
+    if not isinstance(source, Run | str | Path):
+        _reject_checkpoint(checkpoint)
+        return _evaluate_algorithm(source, queries, samples, split)
+    from launch.cluster import session
+    from launch.evaluation import evaluation
+    from launch.run_folder.layout import POLICIES
+
+    def warn(text: str) -> None:
+        warnings.warn(text, stacklevel=2)
+
+    run = source if isinstance(source, Run) else load_run(source)
+    selected = run.checkpoints.choose(checkpoint, POLICIES)
+    settings = make_settings({**evaluation.located_settings(run).model_dump(), "min_response_tokens": None})
+    session.quiet_libraries(debug=True)
+    plan = evaluation.plan_evaluation(settings, run, selected, split, queries, samples, warn)
+    folder = evaluation.default_folder(run.location, run, selected[1], plan.fingerprint)
+    folder = folder if out is None else _local_path(out, "evaluation")
+    return evaluation.evaluate(plan, folder, f"cory_rllib.evaluate({run.location!r})", quiet=quiet, warn=warn)
 
 
 def probe(
@@ -212,21 +226,17 @@ def export(
         CommandError: the run, checkpoint or policy does not exist, or the folder is in use or a URI.
         OSError: the folder cannot be written.
     """
-    from launch.models.export import check_free_folder, choose_policy, export_policy, export_warnings
+    from launch.models.export import export_policy
 
     out = _local_path(out, "model")
-    check_free_folder(out)
     policies = _policies(source, checkpoint)
-    policy_id = choose_policy(policies, policy)
-    for text in export_warnings(policies, policy_id):
-        warnings.warn(text, stacklevel=2)
-    export_policy(policies, policy_id, out, dtype, merge)
+    export_policy(policies, policy, out, dtype, merge, lambda text: warnings.warn(text, stacklevel=4))
     return out
 
 
 def _policies(source: Cory | Run | str | Path, checkpoint: str | int | None) -> PolicySet:
     if isinstance(source, Run | str | Path):
-        return _run(source).open_policies(checkpoint)
+        return open_trained(source, checkpoint)
     _reject_checkpoint(checkpoint)
     return current_policies(source)
 
@@ -235,10 +245,6 @@ def _local_path(out: str | Path, content: str) -> Path:
     path = expand_home(str(out))
     check_location(path, content)
     return Path(path)
-
-
-def _run(source: Run | str | Path) -> Run:
-    return source if isinstance(source, Run) else load_run(source)
 
 
 def _reject_checkpoint(checkpoint: str | int | None) -> None:
@@ -262,28 +268,3 @@ def _evaluate_algorithm(algorithm: Cory, queries: int | None, samples: int, spli
                 )
                 orders.append(lineup.names)
     return compute_scores(batches, plan.scoring(task.solved_at), orders if plan.orders else (), plan.settings.agents)
-
-
-def _evaluate_run(
-    run: Run,
-    queries: int | None,
-    samples: int,
-    split: Split,
-    checkpoint: str | int | None,
-    out: str | Path | None,
-    quiet: bool,
-) -> dict[str, PolicyScores]:
-    from launch.cluster import session
-    from launch.evaluation import evaluation
-    from launch.run_folder.layout import POLICIES
-
-    def warn(text: str) -> None:
-        warnings.warn(text, stacklevel=2)
-
-    selected = run.checkpoints.choose(None if checkpoint is None else str(checkpoint), POLICIES)
-    settings = make_settings({**evaluation.located_settings(run).model_dump(), "min_response_tokens": None})
-    session.quiet_libraries(debug=True)
-    plan = evaluation.plan_evaluation(settings, run, selected, split, queries, samples, warn)
-    folder = evaluation.default_folder(run.location, run, selected[1], plan.fingerprint)
-    folder = folder if out is None else _local_path(out, "evaluation")
-    return evaluation.evaluate(plan, folder, f"cory_rllib.evaluate({run.location!r})", quiet=quiet, warn=warn)

@@ -43,14 +43,12 @@ def export(
     from launch.cluster import session
 
     session.quiet_libraries(debug)  # before libraries are imported
-    from launch.models.export import check_free_folder, choose_policy, export_policy, export_warnings
+    from launch.models.export import export_policy
     from launch.models.trained import open_trained
 
-    check_free_folder(out)
     trained = open_trained(run, checkpoint)
-    policy_id = choose_policy(trained, policy)
-    for text in export_warnings(trained, policy_id):
-        print(f"Warning: {text}", file=sys.stderr)
-    export_policy(trained, policy_id, out, dtype, merge)
+    policy_id = export_policy(
+        trained, policy, out, dtype, merge, warn=lambda text: print(f"Warning: {text}", file=sys.stderr)
+    )
     megabytes = sum(file.stat().st_size for file in out.iterdir()) / 1e6
     print(f"{out}: {policy_id} after update {trained.update}, {dtype}, {megabytes:,.0f} MB.")

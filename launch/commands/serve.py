@@ -87,12 +87,11 @@ def serve(
         ) from error
     settings = policies.settings
     with sock:
-        sampling = (settings.temperature, settings.seed, engine)
-        models = {name: TrainedChain(policies, (name,), *sampling, feedback=False) for name in names}
+        models = {name: TrainedChain(policies, (name,), backend=engine, feedback=False) for name in names}
         unavailable = {}
         if len(policy_ids) > 1:
             try:
-                models[CHAIN_MODEL] = TrainedChain(policies, policy_ids, *sampling, feedback=feedback)
+                models[CHAIN_MODEL] = TrainedChain(policies, policy_ids, backend=engine, feedback=feedback)
             except FeedbackRequiredError:
                 unavailable[CHAIN_MODEL] = "The prompts of `chain` show feedback: start the server with --feedback."
                 print(unavailable[CHAIN_MODEL], file=sys.stderr)

@@ -8,7 +8,7 @@ log.txt           the output of libraries and rewards
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -24,10 +24,10 @@ from launch.run_folder import manifest
 from launch.run_folder.checkpoints import UNTRAINED
 from launch.run_folder.environment import versions
 from launch.run_folder.final import measure_chains
-from launch.run_folder.locations import PATH_SETTINGS, add_module_folders, locate_files
+from launch.run_folder.locations import PATH_SETTINGS, locate_files
 from launch.run_folder.records import BatchRecord, EvaluatedResponse, to_json
 from launch.run_folder.run import Run
-from launch.run_folder.sources import SPLITS, Sources, collect_sources, find_changes, function_names, public_task_fields
+from launch.run_folder.sources import SPLITS, Sources, collect_sources, find_changes, public_task_fields
 from launch.training import preflight
 from policies.files import atomic_write
 from policies.models.model_names import AVERAGE_POLICY
@@ -162,7 +162,7 @@ def plan_evaluation(
         preflight.check_rope_factors(settings, run.settings.max_length)
     check_gpus(settings)
     sources = collect_sources(settings, task, tokenizers)
-    for text in changes_since(run, settings, task, sources) if run is not None else ():
+    for text in changes_since(run, settings, sources) if run is not None else ():
         warn(text)
     if checkpoint is not None and checkpoint[0] == 0:
         warn(UNTRAINED)
@@ -298,17 +298,13 @@ def default_folder(target: str, run: Run | None, checkpoint: Path | None, finger
     return Path("evaluations", f"{Path(target).resolve().name}-{name}")
 
 
-def located_settings(run: Run, overridden: Container[str] = ()) -> Settings:
+def located_settings(run: Run) -> Settings:
     """Returns the settings of a run with the current paths of its files (`launch.run_folder.locations`)."""
-    settings, sources = run.settings, Sources.read(run.path)
-    if sources is None:
-        return settings
-    add_module_folders(function_names(settings, settings.reward_spec, settings.feedback), sources.paths)
-    data = () if "task" in overridden else tuple(key for key in ("data", "eval_data") if key not in overridden)
-    return locate_files(settings, sources.paths, needed=("model", *data), settable=data)
+    sources = Sources.read(run.path)
+    return run.settings if sources is None else locate_files(run.settings, sources.paths)
 
 
-def changes_since(run: Run, settings: Settings, task: Task, now: Sources) -> list[str]:
+def changes_since(run: Run, settings: Settings, now: Sources) -> list[str]:
     """Returns a sentence per difference between the sources of a run's training and of its evaluation.
 
     Args:
@@ -317,11 +313,11 @@ def changes_since(run: Run, settings: Settings, task: Task, now: Sources) -> lis
     before = Sources.read(run.path)
     if before is None:
         return []
-    run_settings = locate_files(run.settings, before.paths, needed=())
+    run_settings = locate_files(run.settings, before.paths)
     same_task = all(getattr(run_settings, key) == getattr(settings, key) for key in settings_in_categories("task"))
     leak = " Evaluated queries may have been used in training."
     return [
         f"{change.text}.{leak if change.part in SPLITS else ''}"
-        for change in find_changes(before, settings, task, now)
+        for change in find_changes(before, now)
         if same_task or not change.concerns_task
     ]

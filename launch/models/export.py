@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from transformers import AutoConfig, GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from cory_env.tokenizer import load_tokenizer
 from launch.console.errors import CommandError, make_folder
@@ -20,14 +22,64 @@ from policies.models.adapters import add_lora, merge_lora, peft_config, peft_nam
 from policies.models.families import fix_rope_factors
 from policies.models.language_model import load_language_model, meta_model
 from policies.models.model_check import load_config
-from policies.models.revision import split_revision
-from policies.settings.settings import Settings, Tokenizers
 
-MAX_SHARD_SIZE = "5GB"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def choose_policy(trained: PolicySet, name: str | None) -> str:
+def export_policy(
+    trained: PolicySet,
+    policy: str | None,
+    out: Path,
+    dtype: str = "fp32",
+    merge: bool = False,
+    warn: Callable[[str], object] = warnings.warn,
+) -> str:
+    """Exports a policy atomically, and returns its id.
+
+    Args:
+        policy: its name or id; None: the only one.
+        dtype: `fp32` or `bf16`.
+        merge: merge an adapter into its base model; otherwise write the adapter.
+        warn: called with health warnings of the policy, and changes of its model since training.
+    """
+    check_location(str(out), "model")
+    settings, out = trained.settings, out.resolve()
+    if out.exists() and (not out.is_dir() or out.is_mount() or any(out.iterdir())):  # a mount point cannot be replaced
+        raise CommandError(f"{out} is not a new or empty folder. Choose another one with --out.")
+    policy_id = _choose_policy(trained, policy)
+    is_adapter = settings.lora is not None and not merge
+    if merge and settings.lora is None:
+        raise CommandError(f"--merge requires an adapter, but {trained.location} trained all weights.")
+    health = [entry["text"] for entry in trained.metrics[-1].get("health", []) if entry["subject"] == policy_id]
+    for text in [*(f"At update {trained.update}, {text}" for text in health), *trained.warnings()]:
+        warn(text)
+    make_folder(out.parent)
+    path = trained.base_path(policy_id)
+    tokenizer, sampling = load_tokenizer(path, settings.trust_remote_code), generation_config(trained, policy_id)
+    model = None if is_adapter else full_model(trained, policy_id, DTYPES[dtype])
+    long_rope = fix_rope_factors(load_config(path, settings.trust_remote_code), settings.max_length)
+    card = model_card(trained, policy_id, health, is_adapter, long_rope)
+    try:
+        with atomic_dir(out) as folder:
+            tokenizer.save_pretrained(folder)
+            (folder / "README.md").write_text(card, encoding="utf-8")
+            if model is None:
+                save_adapter(trained, policy_id, folder, DTYPES[dtype])
+            else:
+                model.generation_config = sampling  # the base's may be invalid, which `save_pretrained` rejects
+                model.save_pretrained(folder)
+            sampling.save_pretrained(folder)
+            for file in folder.glob("*.safetensors"):
+                file.chmod(0o644)  # safetensors creates files that only their owner can read
+    except Exception as error:
+        # Such as a full disk, for which the tokenizers library has no exception class.
+        if isinstance(error, SafetensorError) or "(os error " in str(error):
+            raise CommandError(f"{out} could not be written: {error}.") from error
+        raise
+    return policy_id
+
+
+def _choose_policy(trained: PolicySet, name: str | None) -> str:
     """Returns the policy id for a user's name; without a name, the id of the only policy."""
     if name is None and len(trained.available_policy_ids) > 1:
         raise CommandError(f"Missing --policy. Use one of: {trained.available_names}.")
@@ -37,72 +89,10 @@ def choose_policy(trained: PolicySet, name: str | None) -> str:
     return policy_id
 
 
-def export_warnings(trained: PolicySet, policy_id: str) -> list[str]:
-    """Returns warnings for the user: health warnings of the policy, and changes of its model since training."""
-    return [f"At update {trained.update}, {text}" for text in _health_warnings(trained, policy_id)] + trained.warnings()
-
-
-def _health_warnings(trained: PolicySet, policy_id: str) -> list[str]:
-    return [warning["text"] for warning in trained.metrics[-1].get("health", []) if warning["subject"] == policy_id]
-
-
-def check_free_folder(out: Path) -> None:
-    """Checks that a model can be exported to a folder."""
-    check_location(str(out), "model")
-    if out.exists() and (not out.is_dir() or out.is_mount() or any(out.iterdir())):  # a mount point cannot be replaced
-        raise CommandError(f"{out} is not a new or empty folder. Choose another one with --out.")
-
-
-def export_policy(trained: PolicySet, policy_id: str, out: Path, dtype: str = "fp32", merge: bool = False) -> None:
-    """Exports a policy atomically.
-
-    Args:
-        policy_id: one of the run's, or `AVERAGE_POLICY`.
-        dtype: `fp32` or `bf16`.
-        merge: merge an adapter into its base model; otherwise write the adapter.
-    """
-    settings, out = trained.settings, out.resolve()
-    check_free_folder(out)
-    is_adapter = settings.lora is not None and not merge
-    if merge and settings.lora is None:
-        raise CommandError(f"--merge requires an adapter, but {trained.location} trained all weights.")
-    make_folder(out.parent)
-    try:
-        tokenizer = load_tokenizer(trained.base_path(policy_id), settings.trust_remote_code)
-        tokenizers = settings.make_tokenizers()
-    except ValueError as error:
-        raise CommandError(" ".join(str(error).split())) from error
-    sampling = generation_config(settings, tokenizers, policy_id if policy_id in tokenizers else settings.policy_ids[0])
-    model = None if is_adapter else full_model(trained, policy_id, DTYPES[dtype])
-    base_config = load_config(trained.base_path(policy_id), settings.trust_remote_code)
-    long_rope = fix_rope_factors(base_config, settings.max_length)
-    card = model_card(trained, policy_id, _health_warnings(trained, policy_id), is_adapter, long_rope)
-    try:
-        with atomic_dir(out) as folder:
-            tokenizer.save_pretrained(folder)
-            (folder / "README.md").write_text(card, encoding="utf-8")
-            if model is None:
-                save_adapter(trained, policy_id, folder, DTYPES[dtype])
-            else:
-                model.generation_config = sampling  # the base's may be invalid, which `save_pretrained` rejects
-                model.save_pretrained(folder, max_shard_size=MAX_SHARD_SIZE)
-            sampling.save_pretrained(folder)
-            for file in folder.glob("*.safetensors"):
-                file.chmod(0o644)  # safetensors creates files that only their owner can read
-    except Exception as error:
-        # Such as a full disk, for which the tokenizers library has no exception class.
-        if isinstance(error, SafetensorError) or "(os error " in str(error):
-            raise CommandError(f"{out} could not be written: {error}.") from error
-        raise
-
-
 def full_model(trained: PolicySet, policy_id: str, dtype: torch.dtype) -> PreTrainedModel:
     """Returns a policy as a full model on the CPU, with any adapter merged in fp32.
 
     Its configuration is the base's own, in which longrope has the factors of training for rows of all lengths.
-
-    Args:
-        policy_id: one of the run's, or `AVERAGE_POLICY`.
     """
     settings, lora = trained.settings, trained.lora(policy_id)
     if settings.quantization != "none":
@@ -110,8 +100,7 @@ def full_model(trained: PolicySet, policy_id: str, dtype: torch.dtype) -> PreTra
             f"--merge conflicts with quantization={settings.quantization}: the adapter was trained on a quantized base "
             "and would respond differently on another one. Remove --merge."
         )
-    path, weights = trained.base_path(policy_id), trained.weights(policy_id)
-    trained.check_base(policy_id, weights)
+    path, weights = trained.base_path(policy_id), trained.checked_weights(policy_id)
     model = load_language_model(path, settings.trust_remote_code, dtype if lora is None else torch.float32)
     policy = model if lora is None else add_lora(model.requires_grad_(False), lora)
     with torch.no_grad():
@@ -121,21 +110,15 @@ def full_model(trained: PolicySet, policy_id: str, dtype: torch.dtype) -> PreTra
         if lora is not None:
             merge_lora(policy)
     # Training disables dropout in the configuration; users who continue training may want it back.
-    hub_id, revision = split_revision(path)
-    model.config = AutoConfig.from_pretrained(hub_id, **revision, trust_remote_code=settings.trust_remote_code)
+    model.config = load_config(path, settings.trust_remote_code)
     fix_rope_factors(model.config, settings.max_length)
     return cast(PreTrainedModel, model.to(dtype))
 
 
 def save_adapter(trained: PolicySet, policy_id: str, folder: Path, dtype: torch.dtype) -> None:
-    """Writes a policy's adapter in PEFT's format: `adapter_model.safetensors` and `adapter_config.json`.
-
-    Args:
-        policy_id: one of the run's, or `AVERAGE_POLICY`.
-    """
-    lora, weights = trained.lora(policy_id), trained.weights(policy_id)
+    """Writes a policy's adapter in PEFT's format: `adapter_model.safetensors` and `adapter_config.json`."""
+    lora, weights = trained.lora(policy_id), trained.checked_weights(policy_id)
     assert lora is not None
-    trained.check_base(policy_id, weights)
     config = peft_config(meta_model(trained.base_path(policy_id), trained.settings.trust_remote_code), lora)
     config.base_model_name_or_path, config.revision = base_model(trained, policy_id)
     config.inference_mode = True
@@ -144,8 +127,9 @@ def save_adapter(trained: PolicySet, policy_id: str, folder: Path, dtype: torch.
     save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
 
 
-def generation_config(settings: Settings, tokenizers: Tokenizers, policy_id: str) -> GenerationConfig:
+def generation_config(trained: PolicySet, policy_id: str) -> GenerationConfig:
     """Returns a generation config with which `transformers` and vLLM sample and stop as in training."""
+    settings, tokenizers, policy_id = trained.settings, trained.tokenizers, trained.initial_id(policy_id)
     tokenizer = tokenizers[policy_id]
     candidates = (tokenizer.eos_token_id, *settings.stop_token_ids(tokenizers, policy_id))
     candidates += tuple(chat.turn_end(candidates) for chat in settings.chat_formats({policy_id: tokenizer}).values())

@@ -41,9 +41,7 @@ def load_generator(trained: PolicySet, policy_ids: Sequence[str], backend: str, 
     """
     models = {policy_id: trained.base_path(policy_id) for policy_id in policy_ids}
     frozen = trained.settings.frozen_models
-    weights = {policy_id: trained.weights(policy_id) for policy_id in policy_ids if policy_id not in frozen}
-    for policy_id, new_weights in weights.items():
-        trained.check_base(policy_id, new_weights)
+    weights = {policy_id: trained.checked_weights(policy_id) for policy_id in policy_ids if policy_id not in frozen}
     generator = start_generator(trained.settings, models, backend, max_sequences)
     for policy_id, new_weights in weights.items():
         if stale := generator.load(policy_id, new_weights, trained.update).stale:

@@ -7,7 +7,8 @@ checkpoint, which can run arbitrary code.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -17,16 +18,16 @@ from launch.console.errors import CommandError
 from launch.run_folder.checkpoints import UNTRAINED
 from launch.run_folder.environment import describe_environment
 from launch.run_folder.layout import CONFIG, POLICIES
-from launch.run_folder.locations import add_module_folders, locate_files
-from launch.run_folder.records import Update, to_json
+from launch.run_folder.locations import locate_files
+from launch.run_folder.records import Update
 from launch.run_folder.run import Run
-from launch.run_folder.sources import Sources, digest_models, find_model_changes
+from launch.run_folder.sources import Sources, digest_models, find_changes
 from policies.models.average import concat_lora, concat_lora_config, mean_weights
 from policies.models.lora import Lora
 from policies.models.model_names import AVERAGE_POLICY
 from policies.models.weights import LazyWeights, Weights, weight_shapes
 from policies.rollout.role_mapping import make_mapping
-from policies.settings.settings import Settings
+from policies.settings.settings import Settings, Tokenizers
 
 if TYPE_CHECKING:
     from policies.cory import Cory
@@ -34,28 +35,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PolicySet:
-    """The policies of a run after some update."""
+    """The policies of a run after `update` completed updates.
+
+    `metrics` go up to that update, as far as available, and end with it. `policy_ids` are in chain order, as the next
+    update would have assigned the roles. `location` is the run's folder, for messages; `name` its short name; `command`
+    the commands that started and continued it, one per line. `read_weights` reads a policy other than `AVERAGE_POLICY`.
+    `folder` is the checkpoint, None for the policies of an algorithm in memory, which has no `sources` and no `run`
+    either.
+    """
 
     settings: Settings
     update: int
-    """Number of completed updates."""
     metrics: Sequence[Update]
-    """Metrics up to that update, as far as available; the last entry belongs to the update."""
     policy_ids: tuple[str, ...]
-    """Policy ids in chain order, as the next update would have assigned the roles."""
     location: str
-    """The run's folder, for messages."""
     name: str
-    """Short name of the run."""
     command: str
-    """The commands that started and continued the run, one per line."""
     read_weights: Callable[[str], Weights]
-    """Reads the weights of a policy other than `AVERAGE_POLICY`."""
     sources: Sources | None = None
-    """The inputs of the run; None if unknown."""
     run: Run | None = None
     folder: Path | None = None
-    """The checkpoint; None for the policies of an algorithm in memory."""
 
     @property
     def available_policy_ids(self) -> tuple[str, ...]:
@@ -78,6 +77,22 @@ class PolicySet:
                 raise CommandError(f"Unknown policy `{name.strip()}`. {self.location} has: {self.available_names}.")
         return policy_ids
 
+    def checked_weights(self, policy_id: str) -> Weights:
+        """Returns the weights of a policy, and checks that they match its base model, which is not loaded."""
+        from policies.models.adapters import add_lora  # imports transformers
+        from policies.models.language_model import meta_model
+
+        model, lora = meta_model(self.base_path(policy_id), self.settings.trust_remote_code), self.lora(policy_id)
+        parameters = (model if lora is None else add_lora(model, lora)).named_parameters()
+        shapes = {name: tuple(tensor.shape) for name, tensor in parameters if lora is None or tensor.requires_grad}
+        weights = self.weights(policy_id)
+        if weight_shapes(weights) != shapes:
+            raise CommandError(
+                f"The model {self.base(policy_id)} has changed since {self.location} started: the trained weights have "
+                "other names or shapes. Restore the original model."
+            )
+        return weights
+
     def weights(self, policy_id: str) -> Weights:
         """Returns the weights of a policy, without its value head, by Hugging Face names. They are read lazily.
 
@@ -94,15 +109,21 @@ class PolicySet:
         lora = self.settings.lora
         return concat_lora_config(lora, len(self.settings.policy_ids)) if lora and policy_id == AVERAGE_POLICY else lora
 
+    @cached_property
+    def tokenizers(self) -> Tokenizers:
+        """The tokenizers of the policies other than `AVERAGE_POLICY`."""
+        return self.settings.make_tokenizers()
+
     def base(self, policy_id: str) -> str:
         """Returns the name of the base model of a policy."""
-        return self.settings.all_models[self._initial_id(policy_id)]
+        return self.settings.all_models[self.initial_id(policy_id)]
 
     def base_path(self, policy_id: str) -> str:
         """Returns the path of the base model of a policy, as `policies.models.model_names.model_path` does."""
-        return self.settings.model_paths[self._initial_id(policy_id)]
+        return self.settings.model_paths[self.initial_id(policy_id)]
 
-    def _initial_id(self, policy_id: str) -> str:
+    def initial_id(self, policy_id: str) -> str:
+        """Returns the policy itself, or for `AVERAGE_POLICY` one that started from the same model."""
         return self.settings.policy_ids[0] if policy_id == AVERAGE_POLICY else policy_id
 
     def warnings(self) -> list[str]:
@@ -113,35 +134,17 @@ class PolicySet:
         texts = [UNTRAINED] if self.folder is not None and self.update == 0 else []
         if self.sources is None:
             return texts
-        try:
-            current_llms = digest_models(self.settings, self.settings.make_tokenizers())
-        except ValueError as error:
-            raise CommandError(" ".join(str(error).split())) from error
-        return texts + [f"{change.text}." for change in find_model_changes(self.sources, self.settings, current_llms)]
-
-    def check_base(self, policy_id: str, weights: Weights) -> None:
-        """Checks that weights match the base model of a policy, which is not loaded."""
-        from policies.models.adapters import add_lora  # imports transformers
-        from policies.models.language_model import meta_model
-
-        model, lora = meta_model(self.base_path(policy_id), self.settings.trust_remote_code), self.lora(policy_id)
-        parameters = (model if lora is None else add_lora(model, lora)).named_parameters()
-        shapes = {name: tuple(tensor.shape) for name, tensor in parameters if lora is None or tensor.requires_grad}
-        if weight_shapes(weights) != shapes:
-            raise CommandError(
-                f"The model {self.base(policy_id)} has changed since {self.location} started: the trained weights have "
-                "other names or shapes. Restore the original model."
-            )
+        now = replace(self.sources, llms=digest_models(self.settings, self.tokenizers))
+        return texts + [f"{change.text}." for change in find_changes(self.sources, now)]
 
 
 def current_policies(algorithm: Cory) -> PolicySet:
     """Returns the current policies of an algorithm. Weights are fetched from the learners lazily."""
-    report = {key: value for key, value in algorithm.report.items() if key != "samples"}
     return PolicySet(
         settings=algorithm.settings,
         update=algorithm.updates,
-        metrics=[cast(Update, to_json(report or {"update": algorithm.updates}))],
-        policy_ids=tuple(algorithm.mapping.as_dict().values()),
+        metrics=[cast(Update, algorithm.report or {"update": algorithm.updates})],
+        policy_ids=tuple(map(algorithm.mapping, algorithm.settings.agents)),
         location="The algorithm",
         name=algorithm.settings.task,
         command=f"an algorithm in Python  # {describe_environment()}",
@@ -149,23 +152,20 @@ def current_policies(algorithm: Cory) -> PolicySet:
     )
 
 
-def open_trained(location: str | Path, checkpoint: str | None = None) -> PolicySet:
+def open_trained(source: Run | str | Path, checkpoint: str | int | None = None) -> PolicySet:
     """Opens a checkpoint of a run. The run may still be training.
 
     Args:
+        source: the run, or its folder.
         checkpoint: `best`, `latest` or the number of an update; None for the best, or the latest if none was evaluated.
     """
-    run = Run.open(location)
+    run = source if isinstance(source, Run) else Run.open(source)
     update, folder = run.checkpoints.choose(checkpoint, POLICIES)
     metrics = [line for line in run.metrics if line["update"] <= update]
     if not metrics or metrics[-1]["update"] != update:
         raise CommandError(f"{run.metrics_file.path} has no entry for update {update} of the requested checkpoint.")
     sources = Sources.read(run.path)
-    settings = run.settings
-    if sources is not None:
-        feedback = (sources.task or {}).get("feedback") or settings.feedback
-        add_module_folders([name for name in (settings.task, feedback) if name and ":" in name], sources.paths)
-        settings = locate_files(settings, sources.paths, needed=("model",), settable=())
+    settings = run.settings if sources is None else locate_files(run.settings, sources.paths)
     commands = (run.path / CONFIG).read_text(encoding="utf-8").splitlines()
     return PolicySet(
         settings=settings,
@@ -198,9 +198,8 @@ def _read_weights(checkpoint: Path, policy_id: str) -> Weights:
     try:
         state = open_weights(str(folder))
     except (FileNotFoundError, safetensors.SafetensorError) as error:
-        if folder.is_dir():
-            raise CommandError(f"{folder} does not contain valid weights: {error}.") from error
         # The run itself removes old checkpoints; it keeps the last few and the best.
-        raise CommandError(f"{checkpoint} was removed by the running training. Try again.") from error
+        problem = f"does not contain valid weights: {error}" if folder.is_dir() else "was removed by the run. Try again"
+        raise CommandError(f"{folder} {problem}.") from error
     shapes = {name.removeprefix("lm."): shape for name, shape in weight_shapes(state).items() if name.startswith("lm.")}
     return LazyWeights(shapes, lambda name: state[f"lm.{name}"])

@@ -38,9 +38,9 @@ class TrainedChain:
     def __init__(
         self,
         trained: PolicySet,
-        policy_ids: Sequence[str],
-        temperature: float,
-        seed: int,
+        policy_ids: Sequence[str] | None = None,
+        temperature: float | None = None,
+        seed: int | None = None,
         backend: str = "transformers",
         *,
         feedback: bool = True,
@@ -48,22 +48,22 @@ class TrainedChain:
         """Creates the chain. The policies are loaded lazily.
 
         Args:
-            policy_ids: in chain order; their number is the length of the chain.
-            seed: of sampling. With the run's seed and temperature, query n gets the same responses as held-out query n
-                in an evaluation.
+            policy_ids: in chain order; their number is the length of the chain; None: all, in their current roles.
+            temperature, seed: of sampling; None: the run's, with which query n gets the same responses as held-out
+                query n in an evaluation.
             backend: `transformers` or `vllm`.
             feedback: give feedback on responses, and stop chains by it, if the run does (`feedback`, `stop_when`).
         """
+        self.policy_ids = policy_ids = trained.policy_ids if policy_ids is None else policy_ids
+        self.temperature = trained.settings.temperature if temperature is None else temperature
+        self.seed = trained.settings.seed if seed is None else seed
+        self.backend = backend
         self.chain = make_env_chain(trained, policy_ids, feedback=feedback)
         self.worker: RewardWorker | None = None
         """Computes feedback; starts its process on the first use. None if the chain gets no feedback."""
         if len(policy_ids) > 1 and self.chain.uses_feedback:
             timeout = trained.settings.reward_timeout
             self.worker = RewardWorker(None, feedback=self.chain.task.feedback, timeout=timeout)
-        self.policy_ids = policy_ids
-        self.temperature = temperature
-        self.seed = seed
-        self.backend = backend
         self._trained = trained
 
     @cached_property
@@ -92,13 +92,12 @@ class TrainedChain:
         """Checks that queries have the columns that the feedback function requires; loads no model."""
         for query in queries:
             if missing := [name for name in self.feedback_columns if query.columns.get(name) is None]:
-                task = self.chain.task
-                columns = f"column{'s' * (len(missing) > 1)} {', '.join(missing)}"
                 subject = f"query {query.text[:60]!r} lacks" if query.text else "single queries lack"
+                task = self.chain.task
                 raise CommandError(
-                    f"The feedback {display_name(task.feedback or '')} requires the {columns}, which {subject}. Give "
-                    "queries with columns as rows of a file (--in FILE; in Python columns=..., in requests `columns`), "
-                    f"use one policy alone (--roles {self.policy_ids[0]})"
+                    f"The feedback {display_name(task.feedback or '')} requires the column {', '.join(missing)}, which "
+                    f"{subject}. Give queries with columns as rows of a file (--in FILE; in Python columns=..., in "
+                    f"requests `columns`), use one policy alone (--roles {self.policy_ids[0]})"
                     + ("." if task.shows_feedback else ", or no feedback (--no-feedback; in Python feedback=False).")
                 )
 
@@ -180,14 +179,12 @@ class TrainedChain:
         return self.answer_all([(query, sample)])[0]
 
     def _raw_sample(self, episode: ChainEpisode) -> GeneratedSample:
-        responses = [
-            GeneratedResponse(role=role, policy=policy_id, text=text)
-            for role, policy_id, text in zip(episode.roles, self.policy_ids, episode.completions, strict=False)
-        ]
-        for position, response in enumerate(responses):
+        responses = []
+        texts = zip(episode.roles, self.policy_ids, episode.completions, strict=False)
+        for position, (role, policy_id, text) in enumerate(texts):
             entries = episode.thought_entry(position) | episode.feedback_entry(position)  # the last one may have none
-            response |= cast(GeneratedResponse, entries)
-        return GeneratedSample(query=episode.query.raw, responses=responses)
+            responses.append({"role": role, "policy": policy_id, "text": text, **entries})
+        return GeneratedSample(query=episode.query.raw, responses=cast(list[GeneratedResponse], responses))
 
 
 class FeedbackRequiredError(CommandError):
@@ -202,10 +199,15 @@ def make_env_chain(trained: PolicySet, policy_ids: Sequence[str], *, feedback: b
     """
     settings = trained.settings
     if settings.roles is not None:
-        _check_roles(settings.roles, len(policy_ids))
+        positions = enumerate(make_positions([role.role for role in settings.roles]), start=1)
+        lengths = [number for number, position in positions if number == 1 or position.role.produces_response]
+        if len(policy_ids) not in lengths:
+            raise CommandError(
+                f"{len(policy_ids)} policies were chosen, but this run's chain ends with a response only after "
+                f"{', '.join(map(str, lengths))}. Choose so many with --roles."
+            )
     task, tokenizers = load_task(settings, restore_task(trained.sources))
-    # `AVERAGE_POLICY` has no separate tokenizer.
-    tokenizer_ids = [policy_id if policy_id in tokenizers else settings.policy_ids[0] for policy_id in policy_ids]
+    tokenizer_ids = [trained.initial_id(policy_id) for policy_id in policy_ids]
     if not feedback:
         chain = settings.make_chain(task, tokenizers, tokenizer_ids)
         if any(map(chain.shows_feedback, range(len(chain.positions)))):
@@ -220,18 +222,3 @@ def make_env_chain(trained: PolicySet, policy_ids: Sequence[str], *, feedback: b
             "--policy mean`, or choose other policies with --roles."
         )
     return settings.make_chain(task, tokenizers, tokenizer_ids)
-
-
-def _check_roles(roles: Sequence[Role], num_agents: int) -> None:
-    """Checks that a chain of so many agents with a run's roles ends with an answer."""
-    positions = make_positions(roles)
-    if num_agents > len(positions):
-        raise CommandError(
-            f"This run's chain has {len(positions)} agents, but {num_agents} policies were chosen. Name at most "
-            f"{len(positions)} with --roles."
-        )
-    if num_agents > 1 and not (last := positions[num_agents - 1].role).produces_response:
-        raise CommandError(
-            f"A chain of {num_agents} policies ends with role {last.name}, which produces no response. Choose another "
-            "number of policies with --roles."
-        )

@@ -8,7 +8,7 @@ detects later damage.
 import contextlib
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 from launch.console.errors import CommandError
@@ -83,7 +83,7 @@ class Checkpoints:
         updates = self.updates()
         return (updates[-1], self.path_of(updates[-1])) if updates else None
 
-    def choose(self, name: str | None, part: str = "") -> tuple[int, Path]:
+    def choose(self, name: str | int | None, part: str = "") -> tuple[int, Path]:
         """Returns the update and folder of a valid checkpoint.
 
         Args:
@@ -95,7 +95,7 @@ class Checkpoints:
             raise CommandError(f"{self.folder} has no checkpoint yet. Try again when the first update is saved.")
         best_choice = [(BEST, update) for update in saved if self.path_of(update).resolve() == best]
         choices = dict([*best_choice, ("latest", saved[-1]), *((str(update), update) for update in saved)])
-        name = name or next(iter(choices))
+        name = next(iter(choices)) if name is None else str(name)
         listing = ", ".join(key if key == str(update) else f"{key} ({update})" for key, update in choices.items())
         if name not in choices:
             raise CommandError(f"{self.folder} has no checkpoint `{name}`. It has: {listing}.")
@@ -137,11 +137,7 @@ class Checkpoints:
 
     def clean(self) -> None:
         """Removes unfinished checkpoints of a killed run. Requires the run's lock."""
-        for entry in self.folder.glob(f"{UNFINISHED}*"):
-            if entry.is_symlink():
-                entry.unlink()
-            else:
-                shutil.rmtree(entry)
+        remove_all(self.folder.glob(f"{UNFINISHED}*"))
 
     def path_of(self, update: int) -> Path:
         """Returns the path of an update's checkpoint, saved or not."""
@@ -149,10 +145,17 @@ class Checkpoints:
 
     def updates(self) -> list[int]:
         """Returns the saved updates, in order."""
-        if not self.folder.is_dir():
-            return []
-        updates = (parse_update(entry.name) for entry in self.folder.iterdir())
+        updates = (parse_update(entry.name) for entry in self.folder.glob("*"))
         return sorted(update for update in updates if update is not None)
+
+
+def remove_all(paths: Iterable[Path]) -> None:
+    """Removes files and folders, if they exist."""
+    for path in paths:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def checkpoint_name(update: int) -> str:

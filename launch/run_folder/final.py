@@ -1,9 +1,9 @@
 """The final evaluation, `final.json`: the responses of each policy alone, and of the chain, to the test queries."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 import numpy as np
 
@@ -23,15 +23,17 @@ CHAIN_TOKENS = "chain_tokens"
 
 
 class FinalEvaluation(TypedDict):
-    """The content of `final.json`."""
+    """The content of `final.json`.
+
+    `policy`: responses of each policy alone, and with `eval_average` of the policy with the averaged weights. A policy
+    whose reward failed on every query is missing (`on_reward_error: skip`).
+    `last_response`: the chains' last responses, by the policy ids in order, such as `llm_1,llm_2`, for each order of
+    roles. They have `in_chain_kl` and `bare_kl` instead of `kl` and, if chains can stop, also `CHAIN_TOKENS`.
+    """
 
     update: int
     policy: dict[str, list[EvaluatedResponse]]
-    """Responses of each policy alone. A policy whose reward failed on every query is missing (`on_reward_error: skip`).
-    With `eval_average`, the policy with the averaged weights is included."""
     last_response: NotRequired[dict[str, list[EvaluatedResponse]]]
-    """The chains' last responses, by the policy ids in order, such as `llm_1,llm_2`, for each order of roles. They have
-    `in_chain_kl` and `bare_kl` instead of `kl` and, if chains can stop, also the metric `CHAIN_TOKENS`."""
 
 
 def measure_chains(
@@ -47,33 +49,28 @@ def measure_chains(
         Each chain's responses, in order. Chains whose reward failed are missing (`on_reward_error: skip`).
     """
     rollout, metrics = algo.evaluator.measure(prompt_refs, mapping, split)
-    chains = zip(rollout.prompt_refs, rollout.samples, rollout.episodes, strict=True)
-    return [
-        [
-            _add_thought(
-                EvaluatedResponse(
-                    policy=name,
-                    role=response["role"],
-                    query=prompt_ref.query,
-                    sample=prompt_ref.sample,
-                    prompt=sample["query"],
-                    text=response["text"],
-                    tokens=[int(token) for token in episode.agent_episodes[response["role"]].actions[0]["tokens"]],
-                    metrics={key: float(column[row]) for key, column in metrics[response["role"]].items()}
-                    | {"task_reward": response["task_reward"]},  # at full precision, not as float32
-                ),
-                response,
+    chains = []
+    for row, (prompt_ref, sample, episode) in enumerate(
+        zip(rollout.prompt_refs, rollout.samples, rollout.episodes, strict=True)
+    ):
+        chain = []
+        for name, response in zip(names, sample["responses"], strict=False):  # a stopped chain has fewer responses
+            record = EvaluatedResponse(
+                policy=name,
+                role=response["role"],
+                query=prompt_ref.query,
+                sample=prompt_ref.sample,
+                prompt=sample["query"],
+                text=response["text"],
+                tokens=[int(token) for token in episode.agent_episodes[response["role"]].actions[0]["tokens"]],
+                metrics={key: float(column[row]) for key, column in metrics[response["role"]].items()}
+                | {"task_reward": response["task_reward"]},  # at full precision, not as float32
             )
-            for name, response in zip(names, sample["responses"], strict=False)  # a stopped chain has fewer responses
-        ]
-        for row, (prompt_ref, sample, episode) in enumerate(chains)
-    ]
-
-
-def _add_thought(record: EvaluatedResponse, response: Mapping[str, Any]) -> EvaluatedResponse:
-    if "reasoning" in response:
-        record["reasoning"] = response["reasoning"]
-    return record
+            if "reasoning" in response:
+                record["reasoning"] = response["reasoning"]
+            chain.append(record)
+        chains.append(chain)
+    return chains
 
 
 def evaluate_final(algo: "Cory", count: int) -> FinalEvaluation:

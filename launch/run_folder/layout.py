@@ -9,49 +9,36 @@ tensorboard/     the metrics for TensorBoard
 wandb/           with `tracker=wandb`: files of Weights & Biases
 wandb.id         with `tracker=wandb`: the run's id there
 trackio.id       with `tracker=trackio`: the run's name there
-run.id           for a run in storage: its unique id
 checkpoints/     the latest checkpoints, and `best`
 log.txt          output of libraries and rewards
 curves.png       plots, drawn at the end or by `cory plot`
 evaluation/      results of `cory evaluate`, one folder per evaluation
 """
 
-import itertools
 import re
 import time
 from pathlib import Path
 
-from launch.console.errors import CommandError
+from launch.console.errors import make_folder
 from policies.settings.start import CONFIG as CONFIG
 from policies.settings.start import POLICIES as POLICIES
 
-RUNS = Path("runs")
-"""The parent folder of runs without `--out`."""
+RUNS = Path("runs")  # the parent folder of runs without `--out`
 SOURCES = "sources.json"
-"""Fingerprints of the run's inputs (`launch.run_folder.sources`)."""
 METRICS = "metrics.jsonl"
 SAMPLES = "samples.jsonl"
 FINAL = "final.json"
 LOG, CURVES = "log.txt", "curves.png"
 CHECKPOINTS = "checkpoints"
 LOCK = ".lock"
-WRITER = ".writer"
-"""The id of the process that trains a run in storage (`launch.run_folder.storage`)."""
-WRITERS = (LOCK, WRITER)
-"""Prefixes of the files that record which process may write."""
-RUN_ID = "run.id"
+WRITER = ".writer"  # the id of the process that trains a run in storage
 REJECTED_BATCH_FILE = "refused_update_{:06d}_{}.safetensors"
 """The batch of a rejected update, by the update's number and the policy whose gradient was not finite."""
 CONFIG_HEADER = "# cory "
-FROM_PYTHON = "cory train, from Python"
-"""The command in `config.yaml` of a run that `cory_rllib.train` started."""
-TENSORBOARD = "tensorboard"
-WANDB, WANDB_ID = "wandb", "wandb.id"
-"""The folder of Weights & Biases, and the file with the id of its run."""
-TRACKIO_ID = "trackio.id"
-"""The file with the name of Trackio's run."""
+TENSORBOARD, WANDB = "tensorboard", "wandb"
+WANDB_ID, TRACKIO_ID = "wandb.id", "trackio.id"
 STARTED_FILES = (
-    *(CONFIG, SOURCES, METRICS, SAMPLES, LOG, RUN_ID, WANDB_ID, TRACKIO_ID, CHECKPOINTS, TENSORBOARD, WANDB),
+    *(CONFIG, SOURCES, METRICS, SAMPLES, LOG, WANDB_ID, TRACKIO_ID, CHECKPOINTS, TENSORBOARD, WANDB),
     *(f".{CONFIG}.new", f".{SOURCES}.new"),  # left by a kill during a write
 )
 """Files that a run may leave if it ends before its first checkpoint."""
@@ -61,15 +48,12 @@ def new_folder(name: str) -> Path:
     """Creates a new folder `runs/NAME-TIME`. Concurrent processes get different folders."""
     safe_name = re.sub(r"[^\w.-]+", "-", name)
     base = RUNS / f"{safe_name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    for number in itertools.count(1):
-        path = base if number == 1 else base.with_name(f"{base.name}-{number}")
+    make_folder(RUNS)
+    path, number = base, 1
+    while True:
         try:
-            path.mkdir(parents=True)
+            path.mkdir()
+            return path
         except FileExistsError:
-            if not RUNS.is_dir():
-                raise CommandError(f"{RUNS} is a file. Move it, or choose a folder with --out.") from None
-        except OSError as error:
-            raise CommandError(f"The folder {path} cannot be created: {error.strerror}.") from error
-        else:
-            break
-    return path
+            number += 1
+            path = base.with_name(f"{base.name}-{number}")

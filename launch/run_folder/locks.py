@@ -53,23 +53,17 @@ def try_lock(file: Path) -> contextlib.ExitStack | None:
         if error.errno not in UNSUPPORTED_ERRNOS:
             raise
         raise CommandError(
-            f"{file.parent} is on a file system without locks ({error.strerror}), so two processes could write at "
-            "once. Mount it with locks, or set --out to a folder on another file system, or (for a run) to "
-            f"file://{file.parent.resolve()}, which works in a local folder and is uploaded there."
+            f"{file.parent} is on a file system without locks ({error.strerror}). Mount it with locks, or set --out to "
+            f"another folder, or (for a run) to file://{file.parent.resolve()}, to which a local folder is uploaded."
         ) from error
     return lock
 
 
 def _write_holder(descriptor: int) -> None:
-    """Writes this process into its lock file."""
-    os.truncate(descriptor, 0)
-    os.write(descriptor, f"{os.getpid()} on {host_name()}".encode())
-
-
-def host_name() -> str:
-    """Returns the name of this host; in a Ray job, also the job's id, so that `ray job stop` can end it."""
+    """Writes this process into its lock file; in a Ray job also the job's id, so that `ray job stop` can end it."""
     job = job_id()
-    return platform.node() if job is None else f"{platform.node()}, Ray job {job}"
+    os.truncate(descriptor, 0)
+    os.write(descriptor, f"{os.getpid()} on {platform.node()}{'' if job is None else f', Ray job {job}'}".encode())
 
 
 def lock_holder(path: Path) -> str | None:

@@ -13,16 +13,17 @@ MetricValues = dict[str, float | None]
 
 
 class GeneratedResponse(TypedDict):
-    """One response of a chain, before it is rewarded."""
+    """One response of a chain, before it is rewarded.
+
+    With `thinking`, `text` is the text after the thought, and `reasoning` the thought without its tags, if there is
+    one. `feedback` is None if nothing is to be corrected, and missing if the response got no feedback.
+    """
 
     role: str
     policy: str
     text: str
-    """With `thinking`, only the text after the thought."""
     reasoning: NotRequired[str]
-    """The thought before the text, without its tags. Missing if there is none."""
     feedback: NotRequired[str | None]
-    """The feedback on the response; None if nothing is to be corrected. Missing if the response got none."""
 
 
 class GeneratedSample(TypedDict):
@@ -33,13 +34,15 @@ class GeneratedSample(TypedDict):
 
 
 class ScoredResponse(GeneratedResponse):
-    """One response of a chain."""
+    """One response of a chain.
+
+    `ended`: its last token is an end-of-sequence token; otherwise it was truncated. `repetition`: the fraction of its
+    token pairs that occur earlier in it.
+    """
 
     task_reward: float | None
     ended: NotRequired[bool]
-    """Whether the response ends with an end-of-sequence token, its last token; otherwise it was truncated."""
     repetition: NotRequired[float]
-    """Fraction of the response's token pairs that occur earlier in it."""
 
 
 class Sample(TypedDict):
@@ -57,26 +60,26 @@ class SampleLine(Sample):
 
 
 class EvaluatedResponse(TypedDict):
-    """One response to a held-out query with its metrics, in `final.json` and in evaluations."""
+    """One response to a held-out query with its metrics, in `final.json` and in evaluations.
+
+    `query` is the query's index in its split and `prompt` its text, `sample` the response's index among those to the
+    query. `tokens` include those of the thought (`reasoning`, as in `GeneratedResponse`).
+
+    Metrics: `task_reward`; `kl` to the base model with the response's own prompt, in nats, summed over the response;
+    `combined_reward`; `response_length` in tokens; `eos_rate`, 1 if the response ends with an end-of-sequence token,
+    else 0; `repetition`. For a chain's last response also `bare_kl`, to the base model with the bare query, estimated
+    from the sampled tokens. In files of earlier versions, these are `in_chain_kl` and `kl`.
+    """
 
     policy: str
     role: str
     query: int
-    """The query's index in its split."""
     sample: int
-    """The response's index among the responses to the query."""
     prompt: str
-    """The query."""
     text: str
     reasoning: NotRequired[str]
-    """The thought before the text, without its tags. Missing if there is none."""
     tokens: list[int]
-    """With those of the thought."""
     metrics: MetricValues
-    """`task_reward`; `kl` to the base model with the response's own prompt, in nats, summed over the response;
-    `combined_reward`; `response_length` in tokens; `eos_rate`, 1 if the response ends with an end-of-sequence token,
-    else 0; `repetition`. For a chain's last response also `bare_kl`, to the base model with the bare query, estimated
-    from the sampled tokens. In files of earlier versions, these are `in_chain_kl` and `kl`."""
 
 
 class BatchRecord(TypedDict):
@@ -96,14 +99,20 @@ class HealthWarning(TypedDict):
 
 
 class Update(TypedDict):
-    """A line of `metrics.jsonl`: one update. Line 0 is the evaluation before training, without other metrics."""
+    """A line of `metrics.jsonl`: one update. Line 0 is the evaluation before training, without other metrics.
+
+    `averaged`: the weights of all policies were averaged after this update; missing in files of earlier versions.
+    `evaluation`: by policy id, each policy alone on the bare held-out queries; with `eval_average` also `llm_mean`, the
+    policy with the averaged weights; and `mean`, the mean over policies.
+    `last_response`: the chain's last responses to the same queries. Their KL is `bare_kl` and `in_chain_kl`; in files
+    of earlier versions, the former is named `kl`.
+    """
 
     update: int
     roles: NotRequired[dict[str, str]]
     exchanged: NotRequired[bool]
     exchanges: NotRequired[int]
     averaged: NotRequired[bool]
-    """Whether the weights of all policies were averaged after this update. Missing in files of earlier versions."""
     policy: NotRequired[dict[str, MetricValues]]
     role: NotRequired[dict[str, MetricValues]]
     seconds: NotRequired[dict[str, float]]
@@ -112,11 +121,7 @@ class Update(TypedDict):
     health: NotRequired[list[HealthWarning]]
     collapsed: NotRequired[bool]
     evaluation: NotRequired[dict[str, MetricValues]]
-    """By policy id, each policy alone on the bare held-out queries; with `eval_average` also `llm_mean`, the policy
-    with the averaged weights; and `mean`, the mean over policies."""
     last_response: NotRequired[MetricValues]
-    """The chain's last responses to the same queries. Their KL is `bare_kl` and `in_chain_kl`; in files of earlier
-    versions, the former is named `kl`."""
 
 
 def mean_over_policies(policies: Sequence[MetricValues]) -> MetricValues:

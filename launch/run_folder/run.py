@@ -1,17 +1,15 @@
 """A run in a folder: locking, creating, opening and reading it."""
 
 import contextlib
-import os
 import shlex
-import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, cast
 
-from cory_env.home import upload_hint
+from cory_env.home import expand_home, upload_hint
 from launch.console.configuration import read_file, settings_to_yaml
 from launch.console.errors import CommandError, make_folder
-from launch.run_folder.checkpoints import Checkpoints
+from launch.run_folder.checkpoints import Checkpoints, remove_all
 from launch.run_folder.journal import Journal
 from launch.run_folder.layout import (
     CHECKPOINTS,
@@ -24,7 +22,6 @@ from launch.run_folder.layout import (
     METRICS,
     SAMPLES,
     STARTED_FILES,
-    WRITERS,
     new_folder,
 )
 from launch.run_folder.locks import lock_folder
@@ -50,10 +47,8 @@ class Run:
         self.log = path / LOG
         self.curves = path / CURVES
         self._lock: contextlib.ExitStack | None = None
-        self._lock_file: os.stat_result | None = None
         self._settings: Settings | None = None
         self._best: tuple[int, float] | None = None  # of the updates that this process has recorded
-        self._is_new = False  # whether its folder was created for it; `abort` then removes the folder too
         self.keep_local = False
         """Whether a run in storage also stays in its local folder when it ends."""
 
@@ -61,13 +56,12 @@ class Run:
     def create(cls, location: str | Path | None, name: str = "") -> Self:
         """Creates and locks a new run in a folder; None: a new folder `runs/NAME-TIME`."""
         run = cls(new_folder(name) if location is None else Path(location))
-        run._is_new = location is None or not run.path.exists()
         make_folder(run.path)
         if not run.exists() and run._entries():
             raise CommandError(f"{run.path} is not empty. Empty it, or choose another folder with --out.")
         run.lock()
         if run.exists() and run.checkpoints.empty():
-            run._remove_started_files()
+            remove_all(run.path / name for name in STARTED_FILES)
         if run._entries():
             run.unlock()
             raise CommandError(
@@ -80,7 +74,7 @@ class Run:
     def open(cls, location: str | Path) -> Self:
         """Opens an existing run in a folder, without locking it."""
         reject_uri(str(location))
-        path = Path(location)
+        path = Path(expand_home(str(location)))
         run = cls(path)
         if run.exists():
             return run
@@ -106,14 +100,14 @@ class Run:
     def lock(self) -> None:
         """Locks the run for this process until `unlock` or the end of the process. Does nothing if it is locked."""
         if self._lock is None:
+            make_folder(self.path)
             self._lock = lock_folder(self.path)
-            self._lock_file = (self.path / LOCK).stat()
 
     def unlock(self) -> None:
         """Releases the lock."""
         if self._lock is not None:
             self._lock.close()
-            self._lock = self._lock_file = None
+            self._lock = None
 
     def write_settings(self, settings: Settings, origin: str) -> None:
         """Writes `config.yaml`. `origin`, the command that starts or resumes the run, becomes a comment at its top."""
@@ -182,11 +176,11 @@ class Run:
     @property
     def location(self) -> str:
         """The run's folder, or the URI of a run in storage."""
-        return self.user_path(self.path)
+        return self.user_path()
 
-    def user_path(self, path: Path) -> str:
-        """Returns a path in the run's folder as shown to users: a URI if the run is in storage."""
-        return str(path)
+    def user_path(self, name: str = "") -> str:
+        """Returns the path of a file of the run as shown to users: a URI if the run is in storage."""
+        return str(self.path / name)
 
     def latest_checkpoint(self) -> int:
         """Returns the update of the latest checkpoint, local or in storage; -1 if there is none."""
@@ -204,48 +198,11 @@ class Run:
     def remove_local(self) -> None:
         """Removes the local folder of a run that is completely in storage, and unlocks it."""
 
-    def abort(self) -> None:
-        """Removes a locked run that failed before its first record, and unlocks it.
-
-        Does nothing if the folder is gone: another run may have its path, and records are unknown.
-        """
-        if not self.metrics_file.path.exists() and self._folder_unchanged():
-            self._remove_new()
-            self.unlock()
-
-    def _remove_new(self) -> None:
-        """Removes a run that has no records, and its folder if that was created for it."""
-        self._remove_started_files()
-        if self._is_new and not self._entries():
-            shutil.rmtree(self.path)
-
-    def _folder_unchanged(self) -> bool:
-        """Whether the locked folder still has its path."""
-        file = self.path / LOCK  # held open, so no other file gets its inode
-        return self._lock_file is not None and file.exists() and os.path.samestat(self._lock_file, file.stat())
-
     def _entries(self) -> list[Path]:
         """Returns the folder's entries except locks and unfinished writes."""
-        return [path for path in self.path.iterdir() if not path.name.startswith(WRITERS) and path.suffix != ".new"]
-
-    def _remove_started_files(self) -> None:
-        """Removes a run that ended before its first checkpoint."""
-        _remove(self.path / name for name in STARTED_FILES)
-
-    def _clear(self) -> None:
-        """Removes everything in the folder except locks."""
-        self._settings = self._best = None
-        _remove(path for path in self.path.iterdir() if not path.name.startswith(WRITERS))
+        return [path for path in self.path.iterdir() if not path.name.startswith(LOCK) and path.suffix != ".new"]
 
 
 def is_config(content: bytes | None) -> bool:
     """Whether this is the content of a run's `config.yaml`."""
     return content is not None and content.startswith(CONFIG_HEADER.encode())
-
-
-def _remove(paths: Iterable[Path]) -> None:
-    for path in paths:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)

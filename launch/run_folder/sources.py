@@ -13,10 +13,9 @@ Changes in files that a reward's code reads or imports are not detected, nor tho
 """
 
 import hashlib
-import importlib
+import importlib.util
 import json
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -31,7 +30,7 @@ from cory_env.tasks.task import Split
 from cory_env.tokenizer import fingerprint
 from launch.console.errors import CommandError
 from launch.run_folder.layout import SOURCES
-from launch.run_folder.locations import absolute_paths, module_file, path_part
+from launch.run_folder.locations import absolute_paths
 from policies.files import atomic_write
 from policies.models.fingerprint import COMMIT_KEY, HUB_KEY, model_files
 from policies.settings.settings import Settings, Tokenizers
@@ -41,13 +40,14 @@ SPLITS: dict[Split, str] = {"train": "training", "validation": "validation", "te
 
 
 class Change(NamedTuple):
-    """An input of a run that has changed."""
+    """An input of a run that has changed.
+
+    `part` is `train`, `validation` or `test` (the queries); `prompts`, `model`, `commit` (of a hub model),
+    `tokenizer`, `chat_template` or `function`. `text` is a sentence without its full stop.
+    """
 
     part: str
-    """`train`, `validation` or `test` (the queries); `prompts`, `model`, `tokenizer`, `chat_template`, `function` or
-    `commit`."""
     text: str
-    """A sentence without its full stop."""
 
     @property
     def blocks_resume(self) -> bool:
@@ -58,13 +58,6 @@ class Change(NamedTuple):
     def concerns_task(self) -> bool:
         """Whether it concerns the task (queries, prompts, rewards) rather than the models."""
         return self.part in (*SPLITS, "prompts", "function")
-
-    @property
-    def figures(self) -> str:
-        """The results that are not comparable across the change."""
-        if self.part == "train":
-            return "training figures"
-        return "held-out figures" if self.part in SPLITS else "figures"
 
 
 @dataclass(frozen=True)
@@ -77,13 +70,14 @@ class Queries:
 
 @dataclass(frozen=True)
 class ModelDigests:
-    """The initial model of a policy."""
+    """The initial model of a policy.
+
+    `model` is a digest of its files, or `ID@COMMIT` on the hub; `chat_template` is None without `chat`.
+    """
 
     model: str
-    """A digest of the model's files, or `ID@COMMIT` on the hub."""
     tokenizer: str
     chat_template: str | None
-    """None without `chat`."""
 
 
 @dataclass(frozen=True)
@@ -115,22 +109,20 @@ class Sources:
         """Writes `sources.json` atomically."""
         atomic_write(folder / SOURCES, json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n")
 
-    def after_resume(self, before: Self, settings: Settings, changes: Sequence[Change], update: int) -> Self:
+    def after_resume(self, before: Self, changes: Sequence[Change], update: int) -> Self:
         """Returns the sources of a resumed run, including its allowed changes."""
-        paths = absolute_paths(settings, function_names(settings, settings.reward_spec, settings.feedback))
-        records = [{"update": update, "part": change.part, "text": change.text} for change in changes]
-        return replace(self, paths={**before.paths, **paths}, changes=[*before.changes, *records])
+        records = [{"update": update, **change._asdict()} for change in changes]
+        return replace(self, paths={**before.paths, **self.paths}, changes=[*before.changes, *records])
 
 
 def collect_sources(settings: Settings, task: Task, tokenizers: Tokenizers) -> Sources:
     """Computes the current fingerprints of a run's inputs."""
-    names = list(function_names(settings, task.reward, task.feedback))
     return Sources(
-        paths=absolute_paths(settings, names),
+        paths=absolute_paths(settings),
         task=_task_fields(task),
         queries=digest_queries(task),
         llms=digest_models(settings, tokenizers),
-        functions=[[display_name(name), digest_function(name)] for name in names],
+        functions=[[display_name(name), _digest_function(name)] for name in _function_names(settings, task)],
         changes=[],
     )
 
@@ -142,7 +134,7 @@ def digest_queries(task: Task) -> dict[str, Queries]:
 
 
 def digest_models(settings: Settings, tokenizers: Tokenizers) -> dict[str, ModelDigests]:
-    """Returns the digests of each policy's initial model, by policy id (see `collect_sources`)."""
+    """Returns the digests of each policy's initial model, by policy id."""
     models = {path: _model_digest(path) for path in dict.fromkeys(settings.model_paths.values())}
     distinct = {id(tokenizer): tokenizer for tokenizer in tokenizers.values()}  # policies may share one
     digests = {key: fingerprint(tokenizer) for key, tokenizer in distinct.items()}
@@ -156,45 +148,31 @@ def digest_models(settings: Settings, tokenizers: Tokenizers) -> dict[str, Model
     }
 
 
-def find_changes(before: Sources, settings: Settings, task: Task, now: Sources) -> list[Change]:
-    """Returns the differences between the recorded and the current sources of a run."""
-    changes = []
-    for split, kind in SPLITS.items():
-        old, new = before.queries.get(split), now.queries.get(split)
-        if old != new:
-            data = (settings.eval_data if split != "train" else None) or settings.data
-            counts = f"{new.count if new else 0} now, {old.count if old else 0} then"
-            source = _describe_change(data or f"The data of task {task.name}", before)
-            changes.append(Change(split, f"{source}: its {kind} queries differ ({counts})"))
-    templates = [name for name, text in (before.task or {}).items() if text != (now.task or {}).get(name)]
-    if templates:
-        changes.append(Change("prompts", f"The task's {', '.join(templates)} changed"))
-    changes += find_model_changes(before, settings, now.llms)
-    for (name, digest), (_, other) in zip(before.functions, now.functions, strict=False):
-        if digest != other:
-            changes.append(Change("function", f"The code of {name} has changed"))
-    return changes
+def find_changes(before: Sources, now: Sources) -> list[Change]:
+    """Returns the inputs that differ, except those that one of both lacks, as a chain with fewer agents does."""
+    old, new = _inputs(before), _inputs(now)
+    return [
+        Change(part, f"The {name} changed since training started")
+        for (part, name), value in old.items()
+        if value is not None and new.get((part, name)) not in (None, value)
+    ]
 
 
-def find_model_changes(before: Sources, settings: Settings, now: Mapping[str, ModelDigests]) -> list[Change]:
-    """Returns the differences of models, tokenizers and chat templates (see `find_changes`), once per model."""
-    changes: dict[Change, None] = {}
-    for policy_id, name in settings.all_models.items():
-        if policy_id not in before.llms:  # the chain is longer than the run's
-            continue
-        old, new = before.llms[policy_id], now[policy_id]
-        (hub, at, commit), (new_hub, _, new_commit) = old.model.partition("@"), new.model.partition("@")
-        if at and hub == new_hub and commit != new_commit:
-            text = f"The model {name} has moved on the hub from commit {commit:.7} to {new_commit:.7}"
-            changes[Change("commit", text)] = None
-        elif old.model != new.model:
-            changes[Change("model", f"The model {_describe_change(name, before)}")] = None
-        if old.tokenizer != new.tokenizer:
-            changes[Change("tokenizer", f"The tokenizer of {_describe_change(name, before)}")] = None
-        templates = {old.chat_template, new.chat_template}
-        if None not in templates and len(templates) > 1:
-            changes[Change("chat_template", f"The chat template of {_describe_change(name, before)}")] = None
-    return list(changes)
+def _inputs(sources: Sources) -> dict[tuple[str, str], object]:
+    """Returns the digests of all inputs, by their part (see `Change`) and name."""
+    inputs: dict[tuple[str, str], object] = {
+        (split, f"{kind} queries"): sources.queries.get(split, Queries(0, "")) for split, kind in SPLITS.items()
+    }
+    inputs |= {("prompts", f"task's {name}"): value for name, value in (sources.task or {}).items()}
+    for policy_id, digests in sources.llms.items():
+        model, _, commit = digests.model.partition("@")
+        inputs |= {
+            ("model", f"model of {policy_id}"): model,
+            ("commit", f"hub commit of {policy_id}"): commit,
+            ("tokenizer", f"tokenizer of {policy_id}"): digests.tokenizer,
+            ("chat_template", f"chat template of {policy_id}"): digests.chat_template,
+        }
+    return inputs | {("function", f"code of {name}"): digest for name, digest in sources.functions}
 
 
 def restore_task(sources: Sources | None) -> Task | None:
@@ -211,29 +189,36 @@ def restore_task(sources: Sources | None) -> Task | None:
     return task if isinstance(task, Task) else None
 
 
-def function_names(settings: Settings, reward: str | None, feedback: str | None) -> Iterator[str]:
-    """Yields the names of the functions that a run calls: rewards, the user's credit and task, and the feedback.
-
-    Args:
-        reward: of the run; None: not the user's.
-        feedback: of the run, or the setting `feedback`.
-    """
+def _function_names(settings: Settings, task: Task) -> Iterator[str]:
+    """Yields the names of the functions that a run calls: rewards, the user's credit and task, and the feedback."""
     role_rewards = [role.own_reward for role in settings.roles or ()]
-    for spec in filter(None, (reward, *role_rewards)):
+    for spec in filter(None, (task.reward, *role_rewards)):
         yield from (name for name, _ in parse_sum(spec))
-    yield from (name for name in (settings.credit, settings.task, feedback) if name is not None and ":" in name)
+    yield from (name for name in (settings.credit, settings.task, task.feedback) if name is not None and ":" in name)
 
 
-def digest_function(name: str) -> str | None:
+def _digest_function(name: str) -> str | None:
     """Returns a digest of a function's module and of the files that its settings name; None if unknown."""
     if is_pickled(name):
         return _digest(name)
-    file = module_file(name)
-    if file is None:
+    if (file := _module_file(parse_spec(name)[0])) is None:
         return None
     paths = [Path(value) for value in parse_spec(name)[2].values()]
     contents = [_model_digest(str(path)) if path.is_dir() else path.read_bytes() for path in paths if path.exists()]
     return _digest(repr((file.read_bytes(), contents)))
+
+
+def _module_file(module: str) -> Path | None:
+    """Returns a module's file; None if it has none, or it is not found."""
+    file = Path(*module.split(".")).with_suffix(".py")  # rewards are first imported from the working directory
+    if file.is_file():
+        return file
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return None
+    file = Path((spec and spec.origin) or "")
+    return file if file.is_file() else None
 
 
 def _model_digest(path: str) -> str:
@@ -256,14 +241,6 @@ def _task_fields(task: Task) -> dict[str, Any] | None:
 def public_task_fields(task: dict[str, Any] | None) -> dict[str, Any] | None:
     """Returns the recorded fields of a task, with the feedback function's name instead of its code."""
     return task and {name: display_name(value) if name == "feedback" else value for name, value in task.items()}
-
-
-def _describe_change(name: str, before: Sources) -> str:
-    """Returns the beginning of a sentence about changed data or a changed model."""
-    path = path_part(name)
-    recorded = before.paths.get(path)
-    is_elsewhere = recorded is not None and Path(path).exists() and os.path.abspath(path) != recorded
-    return f"{name} has changed since training started{f' with {recorded}' if is_elsewhere else ''}"
 
 
 def _digest(text: str) -> str:

@@ -13,23 +13,22 @@ UNREADABLE = "unreadable"
 
 
 class RunStatus(NamedTuple):
-    """The state of a run at one moment."""
+    """The state of a run at one moment.
+
+    `process`, as `123 on host`, trains it, also if it only writes its last files. `update` of `updates` are completed.
+    `best` is the highest held-out combined reward of the evaluations that `select_by` chooses from. `written` is the
+    time of the last record, in seconds since 1970.
+    """
 
     run: str
-    """Its folder."""
     state: str
-    """One of the states above. A finished run that still writes its last files is `training`."""
     process: str | None = None
-    """The process that trains it, as `123 on host`."""
     task: str | None = None
     update: int | None = None
     updates: int | None = None
-    """Completed updates, and the total number."""
     best: float | None = None
-    """The highest held-out combined reward of the evaluations that `select_by` chooses from."""
     best_update: int | None = None
     written: float | None = None
-    """When the last update was recorded, in seconds since 1970."""
     problem: str | None = None
 
 

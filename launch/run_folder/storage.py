@@ -29,10 +29,8 @@ from policies.files import user_cache
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
-OBJECT_STORES = ("s3", "gcs", "abfs")
-"""File systems that publish a file only when it is complete, and have no folders."""
-PART_SUFFIX = ".part"
-"""Suffix of incomplete files: still being written, or left by a killed process."""
+OBJECT_STORES = ("s3", "gcs", "abfs")  # they publish a file only when it is complete, and have no folders
+PART_SUFFIX = ".part"  # of incomplete files: still being written, or left by a killed process
 COPY_CHUNK_BYTES = 2**24
 
 
@@ -40,7 +38,7 @@ class StorageError(CommandError):
     """Storage cannot be read or written. The message has the URI, the reason and a remedy."""
 
 
-class WriterChangedError(StorageError):
+class WriterChangedError(CommandError):
     """Another process has taken the run over. The message has that process and this process's local folder."""
 
 
@@ -101,7 +99,6 @@ class Storage:
             raise CommandError(f"Invalid run URI {uri}: {_reason(error)}. Use s3://, gs:// or file:///.") from error
         self._base = base.rstrip("/")
         self._writer: str | None = None  # this process's id, once it has taken the run over
-        self._uploaded: dict[str, tuple[int, int]] = {}  # (size, mtime) of uploaded files, by name
         self.resumed_after: int | None = None
         """The update from which training resumed. The next upload removes later checkpoints from storage."""
 
@@ -119,56 +116,43 @@ class Storage:
         """Returns the paths of the run's files in storage, relative to the run."""
         return [name for name in self._all_files() if not name.startswith(".") and not name.endswith(PART_SUFFIX)]
 
-    def exists(self) -> bool:
-        """Whether there is a folder. Object stores have none."""
-        from pyarrow.fs import FileType
-
-        with self._storage_errors("read"):
-            return self._filesystem.get_file_info(self._base).type != FileType.NotFound
-
     def updates(self) -> list[int]:
         """Returns the updates of the checkpoints in storage, in order."""
         return checkpoint_updates(self.files())
 
     def read(self, name: str) -> bytes | None:
         """Returns a file's content, or None if the file does not exist."""
-        from pyarrow.fs import FileType
-
         with self._storage_errors("read"):
-            if self._filesystem.get_file_info(self._full_path(name)).type != FileType.File:
+            if not self._filesystem.get_file_info(self._full_path(name)).is_file:
                 return None
             with self._filesystem.open_input_stream(self._full_path(name)) as file:
                 return file.read()
 
-    def take_over(self) -> None:
-        """Makes this process the run's only writer: any other one ends at its next upload."""
+    def take_over(self) -> str:
+        """Makes this process the run's only writer: any other one ends at its next upload. Returns its new id."""
         writer = f"{secrets.token_hex(8)} {os.getpid()} on {platform.node()}"
-        self._write(WRITER, writer.encode())
+        self._write(WRITER, writer)
         self._writer = writer
+        return writer
 
     def clear(self) -> None:
         """Removes all files of the run from storage."""
-        entries = {name.partition("/")[0]: "/" in name for name in self.files()}
-        for name in sorted(entries, key=lambda name: name == CONFIG):  # last: without it, the rest is no run's
-            self.remove(name, is_folder=entries[name])
+        names = {name.partition("/")[0] for name in self.files()}
+        for name in sorted(names, key=lambda name: name == CONFIG):  # last: without it, the rest is no run's
+            self.remove(name)
 
-    def remove_empty_folder(self) -> None:
-        """Removes the folder of the run if it has no files."""
-        if self.exists() and not self._all_files():
-            with self._storage_errors("written"):
-                self._filesystem.delete_dir(self._base)
-
-    def remove(self, name: str, is_folder: bool = False) -> None:
+    def remove(self, name: str) -> None:
         """Removes a file or a folder of the run from storage."""
         self._check_writer()
+        path = self._full_path(name)
         with self._storage_errors("written"):
-            if is_folder:
-                self._filesystem.delete_dir(self._full_path(name))
+            if self._filesystem.get_file_info(path).is_file:
+                self._filesystem.delete_file(path)
             else:
-                self._filesystem.delete_file(self._full_path(name))
+                self._filesystem.delete_dir(path)
 
     def upload(self, folder: Path, keep: int, best: int | None, cancelled: Callable[[], bool] = lambda: False) -> None:
-        """Uploads new files of a run's folder, and removes old checkpoints.
+        """Uploads a run's folder except checkpoints that storage has, and removes old checkpoints.
 
         Meanwhile, training may append to files and add checkpoints, but not remove any. If the upload fails or is
         cancelled, storage has a valid, older state of the run.
@@ -195,16 +179,17 @@ class Storage:
                 return
             parts = PurePosixPath(name).parts
             is_hidden = any(part.startswith(".") for part in parts)
-            if parts[1] in missing if parts[0] == CHECKPOINTS else not is_hidden:
-                self._upload(local[name], name, is_present=name in remote)
+            is_wanted = parts[1] in missing if parts[0] == CHECKPOINTS else not is_hidden
+            if is_wanted and local[name].exists():  # libraries remove some of their files
+                self._upload(local[name], name)
         if best in retained:
-            self._write(f"{CHECKPOINTS}/{BEST}", f"{checkpoint_name(best)}\n".encode())
+            self._write(f"{CHECKPOINTS}/{BEST}", f"{checkpoint_name(best)}\n")
         for checkpoint in {PurePosixPath(name).parts[1] for name in remote if name.startswith(f"{CHECKPOINTS}/")}:
             number = parse_update(checkpoint)
             if number is not None and number not in retained:
                 if number in saved:
                     self.remove(f"{CHECKPOINTS}/{checkpoint}/{manifest.NAME}")
-                self.remove(f"{CHECKPOINTS}/{checkpoint}", is_folder=True)
+                self.remove(f"{CHECKPOINTS}/{checkpoint}")
 
     def download(self, folder: Path) -> None:
         """Downloads the run's files. Not folders, whose files training only adds: checkpoints, those of trackers."""
@@ -245,36 +230,26 @@ class Storage:
 
     def _all_files(self) -> list[str]:
         """Returns the paths of all files, also incomplete ones, except those with `..`, which bucket keys may have."""
-        from pyarrow.fs import FileSelector, FileType
+        from pyarrow.fs import FileSelector
 
         with self._storage_errors("read"):
             entries = self._filesystem.get_file_info(FileSelector(self._base, recursive=True, allow_not_found=True))
-        names = [file.path.removeprefix(self._base).lstrip("/") for file in entries if file.type == FileType.File]
+        names = [entry.path.removeprefix(self._base).lstrip("/") for entry in entries if entry.is_file]
         return [name for name in names if not {"", ".", ".."}.intersection(name.split("/"))]
 
-    def _upload(self, file: Path, name: str, is_present: bool) -> None:
-        """Uploads a file atomically if it has changed, or is not `is_present` in storage.
-
-        Signals do not interrupt Arrow, so objects are never cut off.
-        """
+    def _upload(self, file: Path, name: str) -> None:
+        """Uploads a file atomically. Signals do not interrupt Arrow, so objects are never cut off."""
         from pyarrow.fs import LocalFileSystem, copy_files
 
-        try:
-            state = _size_and_mtime(file)
-            if not is_present or self._uploaded.get(name) != state:
-                with self._atomic_target(name) as path:
-                    copy_files(str(file), path, LocalFileSystem(), self._filesystem, chunk_size=COPY_CHUNK_BYTES)
-                self._uploaded[name] = state
-        except (FileNotFoundError, StorageError):
-            if file.exists():  # otherwise its library removed it during the upload
-                raise
+        with self._atomic_target(name) as path:
+            copy_files(str(file), path, LocalFileSystem(), self._filesystem, chunk_size=COPY_CHUNK_BYTES)
 
-    def _write(self, name: str, content: bytes) -> None:
+    def _write(self, name: str, content: str) -> None:
         """Writes a small file atomically: readers see either the old or the new content, even after a kill."""
 
         def write_content(path: str) -> None:
             with self._filesystem.open_output_stream(path) as file:
-                file.write(content)
+                file.write(content.encode())
 
         # In a thread, because Ctrl-C interrupts only the main thread: an object store would publish an empty object.
         with self._atomic_target(name) as path, ThreadPoolExecutor(1) as thread:
@@ -330,9 +305,3 @@ def checkpoint_updates(names: Iterable[str]) -> list[int]:
 
 def _reason(error: Exception) -> str:
     return " ".join(str(error).split()).rstrip(".")
-
-
-def _size_and_mtime(file: Path) -> tuple[int, int]:
-    """Returns a file's size in bytes and its modification time in nanoseconds since 1970."""
-    stat = file.stat()
-    return stat.st_size, stat.st_mtime_ns

@@ -1,22 +1,20 @@
 """A run in storage: it works in a folder of the user's cache, and is uploaded after each checkpoint.
 
-The folder's lock prevents a second process on this machine, the writer's id (`Storage`) one on another machine.
+The folder's lock prevents a second process on this machine, the writer's id (`Storage`) one on another machine. The
+folder has a copy of that id: as long as storage has the same one, the folder is as new as storage, or newer.
 """
 
-import contextlib
 import platform
-import secrets
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
-from launch.console.errors import CommandError, make_folder
-from launch.run_folder import manifest
-from launch.run_folder.checkpoints import checkpoint_name
-from launch.run_folder.layout import CHECKPOINTS, CONFIG, RUN_ID, WRITER
+from launch.console.errors import CommandError
+from launch.run_folder.checkpoints import remove_all
+from launch.run_folder.layout import CONFIG, LOCK, WRITER
 from launch.run_folder.run import Run, is_config
-from launch.run_folder.storage import Storage, StorageError, WriterChangedError, checkpoint_updates, is_uri
+from launch.run_folder.storage import Storage, StorageError, is_uri
 
 
 class StoredRun(Run):
@@ -37,14 +35,13 @@ class StoredRun(Run):
                     f"{location} already has a run, in storage or in {run.path} on {platform.node()}. Resume it with "
                     f"`{run.resume_command()}`, or choose another location with --out."
                 )
-            run._is_new = not run.storage.exists()
-            run.storage.take_over()
+            writer = run.storage.take_over()
             run.storage.clear()  # files of a run that ended before its first checkpoint
         except CommandError:
             run.unlock()
             raise
         run._clear()
-        (run.path / RUN_ID).write_text(secrets.token_hex(8))
+        (run.path / WRITER).write_text(writer)
         return run
 
     @classmethod
@@ -56,7 +53,9 @@ class StoredRun(Run):
                 f"{location} has no run with a checkpoint to resume from. Correct the URI, or start a new run."
             )
         run.lock()
-        run._download_newer(max(run.checkpoints.updates(), default=-1))
+        if not run._is_current():
+            run._clear()
+            run.storage.download(run.path)
         return run
 
     @classmethod
@@ -64,22 +63,22 @@ class StoredRun(Run):
         """Whether a URI has a run with a checkpoint, possibly one that is not uploaded yet."""
         return cls(Storage(location))._has_checkpoint()
 
-    def lock(self) -> None:
-        make_folder(self.path)
-        super().lock()
-
-    def user_path(self, path: Path) -> str:
-        return self.storage.uri_of("" if path == self.path else path.relative_to(self.path).as_posix())
+    def user_path(self, name: str = "") -> str:
+        return self.storage.uri_of(name)
 
     def latest_checkpoint(self) -> int:
         return max([super().latest_checkpoint(), *self.storage.updates()])
 
     def take_over(self) -> None:
         """Makes this process the only writer, then downloads the run, or uploads it if the local folder is newer."""
-        self.storage.take_over()
-        if self._download_newer(self.checkpoints.latest_valid()):
+        is_current = self._is_current() and self.checkpoints.latest_valid() >= max(self.storage.updates(), default=-1)
+        writer = self.storage.take_over()
+        if not is_current:
+            self._clear()
+            self.storage.download(self.path)
             self.storage.download_checkpoint(self.path)
-        else:
+        (self.path / WRITER).write_text(writer)
+        if is_current:
             self.upload()
 
     def cut_after(self, update: int) -> None:
@@ -88,7 +87,7 @@ class StoredRun(Run):
         self.storage.resumed_after = update
 
     def upload(self, best: int | None = None, cancelled: Callable[[], bool] = lambda: False) -> None:
-        """Uploads new files, and removes old checkpoints from storage (`keep_checkpoints`).
+        """Uploads the run, and removes old checkpoints from storage (`keep_checkpoints`).
 
         Args:
             best: update of the best checkpoint, which is kept; None: the best one in the metrics.
@@ -100,8 +99,6 @@ class StoredRun(Run):
         """Uploads the rest of a run that has ended or failed. An error says where it is and how to upload it."""
         try:
             self.upload()
-        except WriterChangedError:
-            raise
         except StorageError as error:
             raise StorageError(
                 f"{error} Nothing is lost: the run is in {self.path} on {platform.node()}. When storage is writable "
@@ -109,38 +106,25 @@ class StoredRun(Run):
             ) from error
 
     def remove_local(self) -> None:
-        (self.path / RUN_ID).unlink(missing_ok=True)  # so an interrupted removal does not look like the run
+        (self.path / WRITER).unlink(missing_ok=True)  # so an interrupted removal does not look like the run
         shutil.rmtree(self.path.parent)
         self.unlock()
 
-    def _remove_new(self) -> None:
-        with contextlib.suppress(StorageError):  # another process may have taken the run over
-            self.storage.clear()
-            self.storage.remove(WRITER)
-            if self._is_new:
-                self.storage.remove_empty_folder()
-        self.remove_local()
-
     def _has_checkpoint(self) -> bool:
-        files = self.storage.files()
-        if files and not is_config(self.storage.read(CONFIG)):
+        if self.storage.files() and not is_config(self.storage.read(CONFIG)):
             raise CommandError(f"{self.storage.uri} is not empty and has no run. Empty it, or choose another location.")
-        return bool(checkpoint_updates(files)) or not self.checkpoints.empty()
+        return bool(self.storage.updates()) or (self._is_current() and not self.checkpoints.empty())
 
-    def _download_newer(self, local: int) -> bool:
-        """Replaces the local folder by the files in storage, without checkpoints, unless it is as new or newer.
+    def _clear(self) -> None:
+        """Removes everything in the local folder except its lock; first the id, in case of a kill."""
+        (self.path / WRITER).unlink(missing_ok=True)
+        self._settings = self._best = None
+        remove_all(path for path in self.path.iterdir() if not path.name.startswith(LOCK))
 
-        `local` is the update of its latest checkpoint; -1 if there is none. Returns whether it was replaced.
-        """
-        local = local if self.read(RUN_ID) == self.storage.read(RUN_ID) else -1
-        remote = max(self.storage.updates(), default=-1)
-        latest = f"{CHECKPOINTS}/{checkpoint_name(local)}/{manifest.NAME}"
-        # At equal updates: another machine may have resumed from an earlier checkpoint and repeated the last update.
-        if remote < 0 or local > remote or (local == remote and self.read(latest) == self.storage.read(latest)):
-            return False
-        self._clear()
-        self.storage.download(self.path)
-        return True
+    def _is_current(self) -> bool:
+        """Whether no other process has taken the run over since the local folder was used."""
+        writer = self.read(WRITER)
+        return writer is not None and writer == self.storage.read(WRITER)
 
 
 def run_type(location: str | None) -> type[Run]:

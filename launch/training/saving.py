@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from launch.run_folder.run import Run
-from launch.run_folder.storage import StorageError, WriterChangedError
+from launch.run_folder.storage import StorageError
 
 if TYPE_CHECKING:
     from policies.checkpoint import Checkpoint
@@ -120,8 +120,6 @@ class CheckpointWriter:
             upload, self._upload, self._uploading = self._upload, None, []
             try:
                 upload.result()
-            except WriterChangedError:
-                raise
             except StorageError as error:
                 self._warn(f"Warning: {error} Training continues, and the next save uploads the missing files.")
         self._run.checkpoints.prune(self._keep, self._uploading)

@@ -16,8 +16,8 @@ from cory_env.home import IN_JOB
 from cory_env.tasks import Task
 from launch.console.errors import CommandError, describe_error, is_bug
 from launch.run_folder.layout import SOURCES
-from launch.run_folder.locations import add_module_folders, locate_files
-from launch.run_folder.sources import Change, Sources, collect_sources, find_changes, function_names
+from launch.run_folder.locations import locate_files
+from launch.run_folder.sources import Change, Sources, collect_sources, find_changes
 from policies.files import atomic_write
 from policies.settings.settings import BY_CONTENT, Settings, Tokenizers, settings_in_categories
 
@@ -25,15 +25,13 @@ SOURCE_SETTINGS = sorted(settings_in_categories("task") | {*BY_CONTENT, "chat", 
 PrepareTask = Callable[[Settings], tuple[Task, Tokenizers]]
 
 
-def check_sources(
-    before: Sources, settings: Settings, task: Task, now: Sources, name: str, allow: bool
-) -> list[Change]:
+def check_sources(before: Sources, now: Sources, name: str, allow: bool) -> list[Change]:
     """Rejects a resume with changed queries, models, tokenizers or templates, unless the user allows it.
 
     Returns:
         The changes, for `incomparable_warning`.
     """
-    changes = find_changes(before, settings, task, now)
+    changes = find_changes(before, now)
     rejected = [change for change in changes if change.blocks_resume]
     if rejected and not allow:
         raise CommandError(
@@ -44,10 +42,7 @@ def check_sources(
 
 def incomparable_warning(change: Change, update: int) -> str:
     """Returns a warning about a changed source and the metrics that are no longer comparable."""
-    best = ", and neither is `best`" if change.part in ("validation", "test") else ""
-    return (
-        f"Warning: {change.text}. The {change.figures} up to update {update} are not comparable with later ones{best}."
-    )
+    return f"Warning: {change.text}. Metrics up to update {update} are not comparable with later ones."
 
 
 def check_all_sources(
@@ -70,10 +65,7 @@ def check_all_sources(
     kinds = {_kind(settings): (name, settings) for name, settings in trainings}
     for kind, (name, settings) in kinds.items():
         recorded = before.get(kind)
-        located_settings = settings
-        if recorded is not None:
-            add_module_folders(function_names(settings, settings.reward_spec, settings.feedback), recorded.paths)
-            located_settings = locate_files(settings, recorded.paths, settable=())
+        located_settings = settings if recorded is None else locate_files(settings, recorded.paths)
         try:
             task, tokenizers = prepare(located_settings)
         except Exception as error:
@@ -83,10 +75,10 @@ def check_all_sources(
         sources = all_sources[kind] = collect_sources(located_settings, task, tokenizers)
         if recorded is None:
             continue
-        changes = check_sources(recorded, settings, task, sources, str(folder), allow)
+        changes = check_sources(recorded, sources, str(folder), allow)
         for change in changes:
             warn(f"Warning: {change.text}. Trainings before and after this change are not comparable.")
-        all_sources[kind] = sources.after_resume(recorded, settings, changes, 0)
+        all_sources[kind] = sources.after_resume(recorded, changes, 0)
     return all_sources
 
 
@@ -103,7 +95,7 @@ def absolute_settings(settings: Settings, sources: Iterable[Sources]) -> Setting
     if IN_JOB in os.environ:
         return settings
     paths = {name: path for training_sources in sources for name, path in training_sources.paths.items()}
-    return locate_files(settings, paths, needed=(), absolute=True)
+    return locate_files(settings, paths, absolute=True)
 
 
 def read_all_sources(folder: Path) -> dict[str, Sources]:

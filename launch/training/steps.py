@@ -7,9 +7,9 @@ from launch.cluster.gpus import check_gpus
 from launch.cluster.memory import check_run_memory
 from launch.console.errors import CommandError
 from launch.run_folder.layout import RUNS, SOURCES
-from launch.run_folder.locations import add_module_folders, locate_files
+from launch.run_folder.locations import locate_files
 from launch.run_folder.run import Run
-from launch.run_folder.sources import Sources, collect_sources, function_names
+from launch.run_folder.sources import Sources, collect_sources
 from launch.run_folder.storage import check_location
 from launch.training import preflight, tracking
 from launch.training.description import describe_settings
@@ -45,8 +45,7 @@ def train_run(
     set_names = settings.model_fields_set
     before = None if run is None else Sources.read(run.path)
     located_settings = settings
-    if before is not None:  # paths and modules may be relative to the folder in which the run was started
-        add_module_folders(function_names(settings, settings.reward_spec, settings.feedback), before.paths)
+    if before is not None:  # paths may be relative to the folder in which the run was started
         located_settings = locate_files(settings, before.paths)
     if run is None:
         check_location(location or str(RUNS / name))
@@ -57,10 +56,10 @@ def train_run(
     sources = collect_sources(located_settings, task, tokenizers)
     if run is not None and before is not None:
         last_update = run.latest_checkpoint()
-        changes = check_sources(before, settings, task, sources, run.location, allow_changes)
+        changes = check_sources(before, sources, run.location, allow_changes)
         for change in changes:
             print(incomparable_warning(change, last_update), file=sys.stderr)
-        sources = sources.after_resume(before, settings, changes, last_update)
+        sources = sources.after_resume(before, changes, last_update)
     elif run is not None and not allow_changes:
         raise CommandError(
             f"{run.location} has no {SOURCES}, so its data and model cannot be checked for changes. "
@@ -87,9 +86,6 @@ def train_run(
 
     try:
         return run, train_locked_run(run, located_settings, done, max_failures=max_failures, quiet=quiet, debug=debug)
-    except CommandError:
-        run.abort()
-        raise
     finally:
         run.unlock()
 

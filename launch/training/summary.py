@@ -43,9 +43,9 @@ def print_summary(run: Run, settings: Settings, terminal: Terminal) -> None:
             )
     best = run.best_update
     terminal.print()
-    terminal.print(f"Curves      {run.user_path(run.curves)}", True)
+    terminal.print(f"Curves      {run.user_path(run.curves.name)}", True)
     if best is not None:  # None if the reward failed in every evaluation
-        terminal.print(f"Best        {run.user_path(run.checkpoints.folder / 'best')}, from update {best}", True)
+        terminal.print(f"Best        {run.user_path('checkpoints/best')}, from update {best}", True)
     if best == 0:
         terminal.print(
             f"Warning: No evaluation beat update 0 (select_by={settings.select_by}), so `best` has the weights before "
@@ -53,7 +53,7 @@ def print_summary(run: Run, settings: Settings, terminal: Terminal) -> None:
             True,
         )
     if find_spec("tensorboard") is None:
-        terminal.print(f"TensorBoard pip install tensorboard; tensorboard --logdir {run.user_path(run.path)}")
+        terminal.print(f"TensorBoard pip install tensorboard; tensorboard --logdir {run.location}")
     terminal.print(f"Longer      {run.resume_command()} num_updates={2 * settings.num_updates}", True)
 
 

@@ -110,7 +110,7 @@ def _explain_failure(run: Run) -> Iterator[None]:
         if not isinstance(error, StorageError):
             try:
                 run.finish_upload()
-            except StorageError as storage_error:
+            except (StorageError, WriterChangedError) as storage_error:
                 error.add_note(str(storage_error))
         if batch is not None:
             error.add_note(f"The rejected batch is saved in {batch}. Load it with safetensors.torch.load_file.")

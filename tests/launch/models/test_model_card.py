@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
-
 from cory_env.chain_settings import Thinking
 from cory_env.tokenizer import token_ids_containing
 from launch.models.export import generation_config
@@ -12,10 +10,7 @@ from launch.models.trained import open_trained
 from launch.run_folder.run import Run
 
 
-def test_the_card_names_the_tags_of_thoughts_and_the_revision_of_the_base(
-    policies_run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # the base has no card
+def test_the_card_names_the_tags_of_thoughts_and_the_revision_of_the_base(policies_run: Run) -> None:
     plain = open_trained(policies_run.path)
     changes = {"thinking": Thinking("<think>", "</think>"), "model": "owner/absent@v2"}
     card = model_card(replace(plain, settings=plain.settings.model_copy(update=changes)), "llm_1", [], adapter=False)
@@ -35,9 +30,8 @@ def test_the_card_names_the_factors_of_longrope(policies_run: Run) -> None:
 def test_every_token_with_the_stop_text_is_an_end_token_and_the_card_names_the_stop_text(policies_run: Run) -> None:
     plain = open_trained(policies_run.path)
     trained = replace(plain, settings=plain.settings.model_copy(update={"stop": "\n"}))
-    tokenizers = plain.settings.make_tokenizers()
-    eos_ids = generation_config(plain.settings, tokenizers, "llm_1").eos_token_id
-    stop_ids = token_ids_containing(tokenizers["llm_1"], "\n")
-    assert generation_config(trained.settings, tokenizers, "llm_1").eos_token_id == [*eos_ids, *stop_ids] and stop_ids
+    eos_ids = generation_config(plain, "llm_1").eos_token_id
+    stop_ids = token_ids_containing(plain.tokenizers["llm_1"], "\n")
+    assert generation_config(trained, "llm_1").eos_token_id == [*eos_ids, *stop_ids] and stop_ids
     assert "A response ends before `'\\n'`: truncate it there." in model_card(trained, "llm_1", [])
     assert "truncate it there" not in model_card(plain, "llm_1", [])

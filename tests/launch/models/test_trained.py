@@ -93,7 +93,7 @@ def test_a_damaged_policy_is_rejected_but_other_damage_is_ignored(run: Run) -> N
 def test_a_checkpoint_removed_before_reading_causes_an_error(run: Run) -> None:
     trained = open_trained(run.path, "6")
     shutil.rmtree(folder_of(trained))
-    with pytest.raises(CommandError, match=r"was removed by the running training\. Try again\."):
+    with pytest.raises(CommandError, match=r"was removed by the run\. Try again\."):
         trained.weights("llm_1")
 
 

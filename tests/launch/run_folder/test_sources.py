@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from cory_env.tasks import Query, make_task
+from cory_env.tasks import Query
 from launch.console.errors import CommandError
 from launch.run_folder.sources import (
     Sources,
@@ -23,7 +23,7 @@ from launch.run_folder.sources import (
 from launch.training.preflight import load_task
 from launch.training.source_check import check_sources, incomparable_warning
 from tests.cory_env.sample_tasks import reviews
-from tests.paper import make_settings, paper_settings
+from tests.paper import make_settings
 
 ROWS: list[dict[str, object]] = [{"query": f"The film number {number} was", "want": "good"} for number in range(1, 21)]
 VALUES = {
@@ -52,12 +52,7 @@ def sources(**changes: object) -> Sources:
 
 
 def list_changes(before: Sources, **changes: object) -> list[tuple[str, str]]:
-    settings = make_settings({**VALUES, **changes})
-    task, tokenizers = load_task(settings)
-    return [
-        (change.part, change.text)
-        for change in find_changes(before, settings, task, collect_sources(settings, task, tokenizers))
-    ]
+    return [(change.part, change.text) for change in find_changes(before, sources(**changes))]
 
 
 def test_moved_or_reformatted_sources_are_no_change(folder: Path) -> None:
@@ -78,7 +73,7 @@ def test_sources_round_trip_and_a_damaged_file_is_reported(folder: Path) -> None
     recorded = sources()
     recorded.write(folder)
     assert Sources.read(folder) == recorded
-    assert recorded.paths == {"q.jsonl": f"{folder}/q.jsonl", "m": f"{folder}/m", "mine:score": f"{folder}/mine.py"}
+    assert recorded.paths == {"q.jsonl": f"{folder}/q.jsonl", "m": f"{folder}/m"}
     assert "film" not in (folder / "sources.json").read_text()  # only checksums
     (folder / "sources.json").write_text('{"queries": {')
     with pytest.raises(CommandError, match=r"sources\.json is damaged"):
@@ -114,25 +109,6 @@ def test_splits_with_different_queries_are_reported(
     assert [part for part, _ in list_changes(before)] == expected
 
 
-def test_changed_held_out_data_is_reported_with_its_recorded_path(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_rows(ROWS[:4], "held.jsonl")
-    before = sources(eval_data="held.jsonl")
-    (folder / "elsewhere").mkdir()
-    monkeypatch.chdir(folder / "elsewhere")
-    for name in ("m", "mine.py", "q.jsonl"):
-        (folder / "elsewhere" / name).symlink_to(folder / name)
-    write_rows([ROWS[0], OTHER, *ROWS[2:4]], "held.jsonl")
-    assert list_changes(before, eval_data="held.jsonl") == [
-        (
-            "test",
-            f"held.jsonl has changed since training started with {folder}/held.jsonl: its test queries differ "
-            "(3 now, 3 then)",
-        )
-    ]
-
-
 def test_objects_without_a_readable_value_do_not_change_a_checksum() -> None:
     first, second = (Query(0, "This movie", {"object": object()}) for _ in range(2))
     assert first.checksum == second.checksum != Query(0, "This movie", {"object": 1}).checksum
@@ -166,25 +142,20 @@ def drop_a_merge() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "part", "text"),
+    ("change", "part"),
     [
-        (
-            flip("transformer.wpe.weight"),
-            "model",
-            "The model m has changed since training started",
-        ),
-        (change_json("config.json", embd_pdrop=0.5), "model", "The model m"),
-        (change_json("generation_config.json", eos_token_id=[0, 1]), "model", "The model m"),
-        (drop_a_merge, "tokenizer", "The tokenizer of m has changed since training started"),
+        (flip("transformer.wpe.weight"), "model"),
+        (change_json("config.json", embd_pdrop=0.5), "model"),
+        (change_json("generation_config.json", eos_token_id=[0, 1]), "model"),
+        (drop_a_merge, "tokenizer"),
     ],
 )
-def test_a_replaced_model_or_tokenizer_is_reported(
-    folder: Path, change: Callable[[], None], part: str, text: str
-) -> None:
+def test_a_replaced_model_or_tokenizer_is_reported(folder: Path, change: Callable[[], None], part: str) -> None:
     before = sources()
     change()
-    ((changed_part, message),) = list_changes(before)
-    assert changed_part == part and text in message
+    assert list_changes(before) == [
+        (part, f"The {part} of {policy_id} changed since training started") for policy_id in ("llm_1", "llm_2")
+    ]
 
 
 def test_a_chat_template_is_compared_only_if_used(folder: Path) -> None:
@@ -194,7 +165,8 @@ def test_a_chat_template_is_compared_only_if_used(folder: Path) -> None:
     Path("m/chat_template.jinja").write_text(f"{template}!")
     assert list_changes(plain) == []
     assert list_changes(chat, chat=True) == [
-        ("chat_template", "The chat template of m has changed since training started")
+        ("chat_template", f"The chat template of {policy_id} changed since training started")
+        for policy_id in ("llm_1", "llm_2")
     ]
     assert list_changes(plain, chat=True) == list_changes(chat) == []  # an evaluation may or may not use it
 
@@ -204,7 +176,7 @@ def test_only_the_replaced_one_of_two_models_is_reported(folder: Path) -> None:
     values = {"model": ["n", "m"], "average_period": None}
     before = sources(**values)
     flip("transformer.wpe.weight")()
-    assert list_changes(before, **values) == [("model", "The model m has changed since training started")]
+    assert list_changes(before, **values) == [("model", "The model of llm_2 changed since training started")]
 
 
 def test_a_new_commit_of_a_hub_model_is_reported_as_a_commit_and_another_model_as_a_model(
@@ -213,36 +185,23 @@ def test_a_new_commit_of_a_hub_model_is_reported_as_a_commit_and_another_model_a
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder / "hub"))
-    before = sources()
+    before = sources(num_agents=1)
 
-    def model_sources(name: str, commit: str) -> Sources:
+    def hub_sources(name: str, commit: str) -> Sources:
         cached = folder / "hub" / f"models--owner--{name}"
         (cached / "refs").mkdir(parents=True, exist_ok=True)
         (cached / "refs" / "main").write_text(commit)
         shutil.copytree("m", cached / "snapshots" / commit)
-        model = f"owner/{name}@{commit}"
-        assert _model_digest(f"owner/{name}") == model
+        model = _model_digest(f"owner/{name}")
+        assert model == f"owner/{name}@{commit}"
         return replace(before, llms={"llm_1": replace(before.llms["llm_1"], model=model)})
 
-    def changes(old: Sources, new: Sources, name: str) -> list[tuple[str, str]]:
-        settings = paper_settings(model=f"owner/{name}", num_agents=1)
-        return [
-            (change.part, change.text)
-            for change in find_changes(old, settings, make_task("imdb"), new)
-            if change.part in ("model", "commit")
-        ]
-
-    first, moved, other = (
-        model_sources("model", "1" * 40),
-        model_sources("model", "2" * 40),
-        model_sources("other", "1" * 40),
-    )
-    assert changes(first, first, "model") == []
-    assert changes(first, moved, "model") == [
-        ("commit", "The model owner/model has moved on the hub from commit 1111111 to 2222222")
-    ]
-    assert changes(first, other, "other") == [("model", "The model owner/other has changed since training started")]
-    assert changes(first, before, "m") == [("model", "The model owner/m has changed since training started")]
+    first = hub_sources("model", "1" * 40)
+    moved, other = hub_sources("model", "2" * 40), hub_sources("other", "1" * 40)
+    assert find_changes(first, first) == []
+    assert find_changes(first, moved) == [("commit", "The hub commit of llm_1 changed since training started")]
+    for old, new in ((first, other), (first, before)):
+        assert find_changes(old, new)[0] == ("model", "The model of llm_1 changed since training started")
 
 
 def test_changed_code_of_rewards_credit_and_task_is_reported_without_blocking_a_resume(folder: Path) -> None:
@@ -262,13 +221,13 @@ def test_changed_code_of_rewards_credit_and_task_is_reported_without_blocking_a_
     for name in ("mine.py", "their_task.py", "their_credit.py"):
         Path(name).write_text(Path(name).read_text() + "# corrected\n")
     assert list_changes(before, **values) == [
-        ("function", f"The code of {name} has changed")
+        ("function", f"The code of {name} changed since training started")
         for name in ("mine:score", "their_credit:pay", "their_task:reviews")
     ]
-    settings = make_settings({**VALUES, **values})
-    changes = check_sources(before, settings, settings.make_task(), sources(**values), "run", allow=False)
-    assert next(incomparable_warning(change, 5) for change in changes) == (
-        "Warning: The code of mine:score has changed. The figures up to update 5 are not comparable with later ones."
+    changes = check_sources(before, sources(**values), "run", allow=False)
+    assert incomparable_warning(changes[0], 5) == (
+        "Warning: The code of mine:score changed since training started. Metrics up to update 5 are not comparable "
+        "with later ones."
     )
 
 
@@ -278,7 +237,7 @@ def test_files_in_a_reward_s_settings_belong_to_its_code(folder: Path) -> None:
     before = sources(reward="mine:score?words=words.txt")
     Path("words.txt").write_text("bad")
     assert list_changes(before, reward="mine:score?words=words.txt") == [
-        ("function", "The code of mine:score?words=words.txt has changed")
+        ("function", "The code of mine:score?words=words.txt changed since training started")
     ]
 
 
@@ -286,24 +245,19 @@ def test_changed_templates_of_the_task_are_reported(folder: Path) -> None:
     before = sources()
     assert before.task is not None
     older = Sources(**{**before.__dict__, "task": {**before.task, "prompt_template": "Q: {query}"}})
-    assert list_changes(older) == [("prompts", "The task's prompt_template changed")]
+    assert list_changes(older) == [("prompts", "The task's prompt_template changed since training started")]
 
 
 def test_a_resume_is_rejected_unless_changes_are_allowed(folder: Path) -> None:
     before = sources()
     write_rows([*ROWS[:2], OTHER, *ROWS[3:18], OTHER, ROWS[19]])
-    settings = make_settings(VALUES)
-    task, now = settings.make_task(), sources()
+    now = sources()
     with pytest.raises(
-        CommandError, match=r"^run cannot resume unchanged\. q\.jsonl has changed .* --allow-changes\.$"
+        CommandError, match=r"^run cannot resume unchanged\. The training queries changed .* --allow-changes\.$"
     ):
-        check_sources(before, settings, task, now, "run", allow=False)
-    allowed = check_sources(before, settings, task, now, "run", allow=True)
-    assert [incomparable_warning(change, 5).partition("). ")[2] for change in allowed] == [
-        "The training figures up to update 5 are not comparable with later ones.",
-        "The held-out figures up to update 5 are not comparable with later ones, and neither is `best`.",
-    ]
-    later = now.after_resume(before, settings, allowed, 5)
+        check_sources(before, now, "run", allow=False)
+    allowed = check_sources(before, now, "run", allow=True)
+    later = now.after_resume(before, allowed, 5)
     assert list_changes(later) == []
     assert [(change["update"], change["part"]) for change in later.changes] == [(5, "train"), (5, "validation")]
 
@@ -340,11 +294,11 @@ def test_feedback_is_recorded_with_its_code_and_absent_otherwise(folder: Path) -
         ("solved_feedback", "Nothing to correct."),
     }
     assert [name for name, _ in before.functions] == ["mine:score", "hints:hint"]
-    assert Path(before.paths["hints:hint"]) == folder / "hints.py"
     task = restore_task(before)
     assert task is not None and task.feedback == "hints:hint"
     Path("hints.py").write_text("def hint(completions):\n    return ['no' for _ in completions]\n")
-    assert list_changes(before, feedback="hints:hint") == [("function", "The code of hints:hint has changed")]
+    (change,) = list_changes(before, feedback="hints:hint")
+    assert change == ("function", "The code of hints:hint changed since training started")
 
 
 def test_the_recorded_code_of_a_feedback_function_from_python_is_not_published(folder: Path) -> None:

@@ -63,10 +63,8 @@ def test_roles_have_their_own_limits_and_critics_get_no_feedback(tmp_path: Path)
     assert choice.message.content == reviser["text"] and choice.finish_reason == "length"
     assert choice.message.drafts == [draft(solver), draft(critic)]
     assert choice.message.drafts[0]["feedback"] == "no #" and "feedback" not in choice.message.drafts[1]
-    for policy_ids, message in (
-        (team[:2], "ends with role critic"),
-        ((*team, "llm_2"), "has 3 agents, but 4 policies"),
-    ):
+    for policy_ids in (team[:2], (*team, "llm_2")):
+        message = rf"^{len(policy_ids)} policies were chosen, but .* ends with a response only after 1, 3\. Choose"
         with pytest.raises(CommandError, match=message):
             make_env_chain(open_trained(team_run.path), policy_ids, feedback=True)
 
