@@ -184,7 +184,7 @@ def list_jobs(arms: Sequence[Arm], out: Path) -> list[Job]:
 
 
 def execute(job: Job) -> Result:
-    """Trains and probes; both continue if they were killed before.
+    """Trains and probes; a killed training continues.
 
     Raises:
         BenchmarkError: one of them failed.
@@ -201,6 +201,7 @@ def execute(job: Job) -> Result:
     measured, seconds = None, 0.0
     if training is None or training["status"] == "done":
         out = folder.with_suffix(".probe")
+        shutil.rmtree(out, ignore_errors=True)  # of a killed process
         start = time.monotonic()
         words = [str(folder) if word == "RUN" else word for word in job.measure_words]
         process_result = _run_command([*words, "--out", str(out), "--quiet"], job.study_job.output)
@@ -287,8 +288,8 @@ def read_measured(job: Job, folder: Path) -> dict[str, Measured]:
     if job.measure_words[0] == "probe":
         record = json.loads((folder / RESULT).read_text(encoding="utf-8"))
         return {f"{entry['temperature']:g}": measure(entry["outcomes"], lengths) for entry in record["results"]}
-    with (folder / "responses.jsonl").open(encoding="utf-8") as lines:  # the first line is the identity
-        chains = [chain for line in lines for chain in json.loads(line).get("chains", ())]
+    with (folder / "responses.jsonl").open(encoding="utf-8") as lines:
+        chains = [json.loads(line)["responses"] for line in lines]
     trained = [chain for chain in chains if chain[0]["policy"] != BASE]
     return {f"{job.arm.probe.temperatures[0]:g}": measure_chains(trained, lengths)}
 

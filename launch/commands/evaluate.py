@@ -62,8 +62,9 @@ def evaluate(
     define the policies. `data=FILE` evaluates on all of FILE. Chains are generated in batches as large as those of an
     update; `seed` seeds the sampling of responses.
 
-    Repeat the command to continue a killed evaluation. Only the policies' weights are read from the checkpoint, no
-    pickles. Rewards run code: those of the run, also one pickled in its config.yaml. Evaluate only your own runs.
+    The results are written when all responses are evaluated, never a part of them. Only the policies' weights are read
+    from the checkpoint, no pickles. Rewards run code: those of the run, also one pickled in its config.yaml. Evaluate
+    only your own runs.
 
     Examples:
       cory evaluate runs/NAME
@@ -77,7 +78,7 @@ def evaluate(
     from launch.display.tables import print_tables
     from launch.evaluation import evaluation
     from launch.evaluation.figures import score_tables
-    from launch.evaluation.target import find_run, target_settings
+    from launch.evaluation.target import default_folder, find_run, target_settings
     from launch.run_folder.layout import POLICIES
 
     session.quiet_libraries(debug)
@@ -87,8 +88,7 @@ def evaluate(
     run_checkpoint = run.checkpoints.choose(checkpoint, POLICIES) if run else None
     settings = target_settings(target, run, parse_overrides(words or ()), agents)
     plan = evaluation.plan_evaluation(settings, run, run_checkpoint, split, queries, samples, _warn)
-    if out is None:
-        out = evaluation.default_folder(target, run, run_checkpoint[1] if run_checkpoint else None, plan.fingerprint)
+    out = out or default_folder("evaluation", target, run_checkpoint and run_checkpoint[1])
     if not quiet:
         print(f"Evaluating {target} on task {plan.task.name}: {plan.queries} {split} queries × {samples} responses.")
     command = shlex.join(["cory", "evaluate", *context.meta["words"]])
@@ -96,7 +96,7 @@ def evaluate(
     if not quiet:
         figures = next(iter(scores.values()))["figures"]
         print_tables(sys.stdout, *score_tables(scores, list(figures)))
-    print(f"Results     {out / 'evaluation.json'}")
+    print(f"Results     {out / evaluation.RESULT}")
 
 
 def _warn(text: str) -> None:

@@ -68,7 +68,7 @@ def probe(
     Settings: a run uses its own; a model those of a preset or file, or else the defaults, except those that define
     the policies. KEY=VALUE changes them. `data=FILE` takes the queries from FILE; `seed` seeds sampling.
 
-    Repeat the command to continue a killed probe. The policies' weights are read from the checkpoint, no pickles.
+    The policies' weights are read from the checkpoint, no pickles.
 
     Examples:
       cory probe drafts-llama-tiny drafts-tiny
@@ -82,8 +82,9 @@ def probe(
     session.quiet_libraries(debug)
     from launch.console.configuration import parse_overrides, split_arguments
     from launch.display.tables import print_tables
+    from launch.evaluation.target import default_folder
     from launch.probing.plan import plan_probe
-    from launch.probing.probe import RESULT, probe_folder, run_probe
+    from launch.probing.probe import RESULT, run_probe
     from launch.probing.tables import probe_tables, text_lines
 
     arguments = split_arguments(words or ())
@@ -99,15 +100,16 @@ def probe(
         queries=queries,
         samples=samples,
         temperatures=_parse_temperatures(temperatures),
+        solved_at=solved_at,
     )
-    folder = probe_folder(target, plan) if out is None else out
+    out = out or default_folder("probe", target, plan.policies and plan.policies.folder)
     if not quiet:
         print(
             f"Probing {target} on task {plan.task.name}: {plan.queries} {split} queries × {samples} answers, "
             f"{'with feedback' if plan.task.feedback else 'without a feedback function'}."
         )
     command = shlex.join(["cory", "probe", *context.meta["words"]])
-    result = run_probe(plan, folder, command, solved_at=solved_at, quiet=quiet, debug=debug)
+    result = run_probe(plan, out, command, quiet=quiet, debug=debug)
     if result.dropped:
         print(
             f"Warning: {result.dropped} of {plan.queries} queries are left out: rewards or feedback failed on them.",
@@ -117,7 +119,7 @@ def probe(
         print()
         print_tables(sys.stdout, *probe_tables(result.figures))
         print(*text_lines(result.figures, result.advice), sep="\n")
-    print(f"Results     {folder / RESULT}")
+    print(f"Results     {out / RESULT}")
 
 
 def _parse_temperatures(text: str) -> list[float]:

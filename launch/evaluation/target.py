@@ -7,6 +7,7 @@ from typing import cast
 
 from launch.console.errors import CommandError
 from launch.evaluation.evaluation import located_settings
+from launch.run_folder.layout import new_folder
 from launch.run_folder.run import Run
 from launch.run_folder.storage import is_uri
 from policies.settings.overrides import apply_overrides
@@ -28,6 +29,13 @@ def find_run(target: str) -> Run | None:
     if is_path and not (path / "config.json").is_file():
         raise CommandError(f"No run or model found in {target}.")
     return None
+
+
+def default_folder(kind: str, target: str, checkpoint: Path | None) -> Path:
+    """Creates a folder for results: in the folder of the checkpoint's run; for models `./evaluations` or `./probes`."""
+    if checkpoint is None:
+        return new_folder(Path(target).resolve().name, Path(f"{kind}s"))
+    return new_folder(checkpoint.name, checkpoint.parents[1] / kind)
 
 
 def target_settings(

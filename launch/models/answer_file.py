@@ -1,23 +1,17 @@
-"""Answers the queries of a file, batch by batch; an interrupted job resumes, and the output file appears atomically."""
+"""Answers the queries of a file, batch by batch; the output file appears atomically."""
 
 import json
 import sys
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from cory_env.pickled import display_name
 from cory_env.tasks import Query
 from launch.console import output
 from launch.console.errors import CommandError, make_folder
 from launch.display.terminal import ProgressPrinter
-from launch.evaluation.batches import Batches
-from launch.models.trained import PolicySet
+from launch.evaluation.batches import show_progress, write_lines
 from launch.models.trained_chain import MAX_BATCH_SIZE, TrainedChain
-from launch.run_folder.locks import try_lock
-from launch.run_folder.sources import digest_function
 from launch.run_folder.storage import check_location
-from policies.files import atomic_write
 
 
 def check_output_free(out: Path) -> None:
@@ -30,17 +24,9 @@ def check_output_free(out: Path) -> None:
 
 
 def write_answers(
-    trained: PolicySet,
-    chain: TrainedChain,
-    queries: Sequence[Query],
-    out: Path,
-    *,
-    samples: int = 1,
-    debug: bool = False,
+    chain: TrainedChain, queries: Sequence[Query], out: Path, *, samples: int = 1, debug: bool = False
 ) -> None:
     """Answers queries and writes the answers to a file, one row per query and sample, in order.
-
-    Batches of an interrupted call with the same arguments are reused.
 
     Args:
         out: the file; it must not exist.
@@ -48,41 +34,17 @@ def write_answers(
     """
     prompt_refs = [(query, sample) for query in queries for sample in range(samples)]
     size = MAX_BATCH_SIZE[chain.backend]
-    work = [prompt_refs[start : start + size] for start in range(0, len(prompt_refs), size)]
-    identity = {
-        "run": trained.location,
-        "checkpoint": trained.metrics[-1],
-        "roles": list(chain.policy_ids),
-        "temperature": chain.temperature,
-        "seed": chain.seed,
-        "samples": samples,
-        "backend": chain.backend,
-        **_feedback_identity(chain),
-        "queries": zlib.crc32(repr([(query.raw, query.columns) for query in queries]).encode()),
-    }
+    batches = [prompt_refs[start : start + size] for start in range(0, len(prompt_refs), size)]
     make_folder(out.parent)
-    part_file, lock_file = (out.with_name(f".{out.name}.{suffix}") for suffix in ("part", "lock"))
-    lock = try_lock(lock_file)
-    if lock is None:
-        raise CommandError(f"Another process writes {out}. Wait for it, or choose another file with --out.")
-    with lock:
-        batches = Batches(part_file, identity, work, restart=True)
-        with ProgressPrinter(sys.stderr, len(work), done=batches.done, bar=not debug) as progress:
-            progress.stage("Loading the models")
-            with output.hide_libraries(debug):
-                _ = chain.generator  # loads the policies
-            progress.stage("Answering")
-            batches.run(lambda batch: {"rows": _answer_rows(batch, chain)}, progress)
-        rows = [row for batch in batches.results for row in batch["rows"]]
-        atomic_write(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-        part_file.unlink()
-        lock_file.unlink()
-
-
-def _feedback_identity(chain: TrainedChain) -> dict[str, object]:
-    if chain.worker is None or chain.chain.task.feedback is None:
-        return {}
-    return {"feedback": [display_name(chain.chain.task.feedback), digest_function(chain.chain.task.feedback)]}
+    with ProgressPrinter(sys.stderr, len(batches), bar=not debug) as progress:
+        progress.stage("Loading the models")
+        with output.hide_libraries(debug):
+            _ = chain.generator  # loads the policies
+        progress.stage("Answering")
+        progress.start_clock()
+        results = show_progress((_answer_rows(batch, chain) for batch in batches), len(batches), progress)
+        rows = [row for batch_rows in results for row in batch_rows]
+    write_lines(out, rows)
 
 
 def _answer_rows(prompt_refs: Sequence[tuple[Query, int]], chain: TrainedChain) -> list[dict[str, object]]:

@@ -170,11 +170,10 @@ def strategies(outcomes: Outcomes) -> dict[str, Strategy]:
         "one_answer": Strategy(first.mean(1), length.mean(1)),
         "best_of_2": best_of(outcomes, 2),
         "best_of_3": best_of(outcomes, 3),
-        "vote_of_3": Strategy(vote(outcomes.answers, first), VOTERS * length.mean(1)),
         "chain": Strategy(outcomes.second.right.mean(1), (length + outcomes.second.length).mean(1)),
     }
-    if count_different(outcomes.answers) == outcomes.answers.size:  # nothing to count: no two answers are equal
-        del result["vote_of_3"]
+    if (votes := vote(outcomes.answers, first)) is not None:
+        result["vote_of_3"] = Strategy(votes, VOTERS * length.mean(1))
     accepted = outcomes.accepted
     if accepted is not None and outcomes.second_feedback is not None:
         for name, second in (("chain_stop", outcomes.second), ("chain_feedback", outcomes.second_feedback)):
@@ -246,25 +245,21 @@ def best_of_tokens(outcomes: Outcomes, tokens: float) -> Strategy:
     return smaller
 
 
-def vote(answers: NDArray[np.integer], right: Bools) -> Floats:
+def vote(answers: NDArray[np.integer], right: Bools) -> Floats | None:
     """Returns the score of a majority vote of three samples, averaged over all sets of three, `[queries]`.
 
-    If no two answers are equal, one of those that can be compared wins, each with the same probability; if none can be
-    compared, any of the three.
+    If no two of three answers are equal, one of those that can be compared wins, each with the same probability; if
+    none can be compared, any of the three. None if no query has two equal answers, so that there is nothing to count.
     """
-    total = np.zeros(len(answers))
+    total, most_votes = np.zeros(len(answers)), 0
     sets = list(combinations(range(answers.shape[1]), VOTERS))
     for members in sets:
         chosen, is_right = answers[:, members], right[:, members].astype(float)
         votes = (chosen[:, :, None] == chosen[:, None, :]).sum(2) * (chosen != NO_ANSWER)
+        most_votes = max(most_votes, int(votes.max()))
         wins = votes == votes.max(1, keepdims=True)
         total += (is_right * wins).sum(1) / wins.sum(1)
-    return total / len(sets)
-
-
-def count_different(answers: NDArray[np.integer]) -> int:
-    """Returns the number of different answers, summed over queries; each that cannot be compared is different."""
-    return sum(len(set(row[row != NO_ANSWER].tolist())) + int((row == NO_ANSWER).sum()) for row in answers)
+    return total / len(sets) if most_votes > 1 else None
 
 
 def ratio_cis(ratios: Mapping[str, Ratio], seed: int = 0) -> dict[str, Estimate]:

@@ -82,15 +82,11 @@ def test_rows_of_a_file_get_the_same_answers_as_single_queries(
     ]
 
 
-def test_an_interrupted_job_resumes_and_a_different_job_starts_from_scratch(
-    policies_run: Run,
-    source: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+def test_an_interrupted_job_leaves_no_file_and_can_be_repeated(
+    policies_run: Run, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(trained_chain.MAX_BATCH_SIZE, "transformers", 2)
-    expected, out, part = tmp_path / "expected.jsonl", tmp_path / "out.jsonl", tmp_path / ".out.jsonl.part"
+    expected, out = tmp_path / "expected.jsonl", tmp_path / "out.jsonl"
     assert generate(policies_run, source, expected, "--roles", "llm_1") == 0
 
     answer_all, batches = TrainedChain.answer_all, []
@@ -103,19 +99,10 @@ def test_an_interrupted_job_resumes_and_a_different_job_starts_from_scratch(
 
     monkeypatch.setattr(TrainedChain, "answer_all", interrupted_answer_all)
     assert generate(policies_run, source, out, "--roles", "llm_1") == 130
-    assert f"1 of 2 batches are saved in {part}. Repeat the command to continue." in capsys.readouterr().err
-    assert part.exists() and not out.exists()
-    with part.open("a") as file:
-        file.write('{"batch": 1, "ro')
-    interrupted_content = part.read_bytes()
+    assert not out.exists()
     assert generate(policies_run, source, out, "--roles", "llm_1") == 0
-    assert len(batches) == 3 and out.read_bytes() == expected.read_bytes()
+    assert len(batches) == 4 and out.read_bytes() == expected.read_bytes()
     assert sorted(file.name for file in tmp_path.iterdir()) == ["expected.jsonl", "out.jsonl", "queries.jsonl"]
-
-    out.unlink()
-    part.write_bytes(interrupted_content)
-    assert generate(policies_run, source, out, "--roles", "llm_2") == 0
-    assert len(batches) == 5 and [row["responses"][0]["policy"] for row in rows(out)] == ["llm_2"] * 4
 
 
 def test_tables_and_conversations_are_read(

@@ -16,7 +16,7 @@ from launch.models.generators import start_generator
 from launch.models.trained import open_trained
 from launch.models.trained_chain import TrainedChain
 from launch.probing.figures import Outcomes, SecondAnswers, compute_figures
-from launch.probing.plan import plan_probe
+from launch.probing.plan import ProbePlan, plan_probe
 from launch.run_folder.run import Run
 from policies.rollout.chain_generation import ChainRequest, generate_chains
 from policies.settings.yaml12 import Value
@@ -71,6 +71,24 @@ def read_results() -> list[dict[str, Any]]:
     return results
 
 
+def read_samples() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path("out/responses.jsonl").read_text().splitlines()]
+
+
+def plan_model(settings: dict[str, Value]) -> ProbePlan:
+    """Plans a probe of the bundled model."""
+    return plan_probe(
+        "imdb-gpt2-tiny",
+        settings,
+        lambda text: None,
+        split="test",
+        queries=None,
+        samples=3,
+        temperatures=[0.7],
+        solved_at=1,
+    )
+
+
 def read_outcomes(record: dict[str, Any]) -> Outcomes:
     """Rebuilds the outcomes of `probe.json`."""
 
@@ -103,17 +121,9 @@ def test_a_probe_with_feedback_reports_tables_and_advice(capsys: pytest.CaptureF
 def test_the_measured_chain_is_the_one_that_stops_when_solved() -> None:
     assert probe("feedback=lengths:odd_length") == 0
     (result, _) = read_results()
-    plan = plan_probe(
-        "imdb-gpt2-tiny",
-        {**SETTINGS, "feedback": "lengths:odd_length"},
-        lambda text: None,
-        split="test",
-        queries=None,
-        samples=3,
-        temperatures=[0.7],
-    )
+    plan = plan_model({**SETTINGS, "feedback": "lengths:odd_length"})
     settings = plan.settings.model_copy(update={"stop_when": "solved"})
-    chain = settings.make_chain(plan.task, plan.tokenizers)
+    chain = settings.make_chain(plan.task, settings.make_tokenizers())
     generator = start_generator(settings, {"llm_1": settings.model_paths["llm_1"]}, "transformers", 32)
 
     episodes = [ChainEpisode(chain, query) for query in plan.task.test[:QUERIES] for _ in range(3)]
@@ -143,28 +153,21 @@ def test_without_feedback_there_is_no_second_chain(capsys: pytest.CaptureFixture
     assert probe() == 0
     text = capsys.readouterr().out
     assert "without a feedback function" in text and "upper bound" in text and '"solved"' not in text
-    first = json.loads(Path("out/responses.jsonl").read_text().splitlines()[1])["samples"][0]
-    assert sorted(first) == ["first", "query", "sample", "second"]
+    assert {*read_samples()[0]} == {"temperature", "query", "sample", "first", "second"}
 
 
-def test_a_killed_probe_continues_and_another_threshold_needs_no_new_answers(
+def test_a_probe_that_failed_is_repeated_in_its_folder_and_results_are_not_overwritten(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert probe("feedback=lengths:odd_length") == 0
-    complete, responses = read_results(), Path("out/responses.jsonl").read_text()
-    lines = responses.splitlines(keepends=True)
-    Path("out/probe.json").unlink()
-    Path("out/responses.jsonl").write_text("".join(lines[:-1]) + lines[-1][:40])
-    capsys.readouterr()
-    assert probe("feedback=lengths:odd_length") == 0
-    assert "(1 of 2 batches done)" in capsys.readouterr().out
-    assert read_results() == complete and Path("out/responses.jsonl").read_text() == responses
+    assert probe("feedback=lengths:fails_on_the_second_query") == 2
+    assert {file.name for file in Path("out").iterdir()} == {"log.txt", ".lock"}
     assert probe("feedback=lengths:odd_length", "--solved-at", "0") == 0
     assert "Nothing to repair: all first answers are right" in capsys.readouterr().out
-    assert Path("out/responses.jsonl").read_text() == responses
+    results = Path("out/probe.json").read_bytes()
+    assert len(read_samples()) == 2 * QUERIES * 3
     assert probe("feedback=lengths:content") == 2
-    message = capsys.readouterr().err
-    assert "contains other work: different" in message and "feedback" in message
+    assert "out is not empty. Empty it, or choose another folder with --out." in capsys.readouterr().err
+    assert Path("out/probe.json").read_bytes() == results
 
 
 def test_queries_on_which_a_function_fails_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,12 +178,10 @@ def test_queries_on_which_a_function_fails_are_left_out(capsys: pytest.CaptureFi
 
 def test_a_prompt_with_feedback_is_replaced_in_the_chain_without() -> None:
     prompt = "{query} {reference} {feedback}"
-    settings: dict[str, Value] = {**SETTINGS, "feedback": "lengths:odd_length", "observer_prompt": prompt}
-    plan = plan_probe(
-        "imdb-gpt2-tiny", settings, lambda text: None, split="test", queries=2, samples=3, temperatures=[1]
-    )
-    assert plan.task.observer_template == prompt
-    assert plan.plain_task.observer_template == "Reference: {reference}\n{query}" and plan.plain_task.feedback is None
+    plan = plan_model({**SETTINGS, "feedback": "lengths:odd_length", "observer_prompt": prompt})
+    assert plan.with_feedback is not None and plan.with_feedback.task.observer_template == prompt
+    plain_task = plan.plain.task
+    assert plain_task.observer_template == "Reference: {reference}\n{query}" and plain_task.feedback is None
 
 
 def test_a_runs_policies_give_the_answers_of_cory_generate(
@@ -188,11 +189,10 @@ def test_a_runs_policies_give_the_answers_of_cory_generate(
 ) -> None:
     options = ("--queries", "4", "--samples", "3", "--temperatures", "0.7", "--solved-at", "0.5", "--out", "out")
     assert main(["probe", str(policies_run.path), "--roles", "llm_2,llm_1", "--checkpoint", "6", *options]) == 0
-    batch = json.loads(Path("out/responses.jsonl").read_text().splitlines()[1])
     chain = TrainedChain(open_trained(policies_run.path, "6"), ("llm_2", "llm_1"), 0.7, policies_run.settings.seed)
     queries = chain.chain.task.queries("test")
     answers = chain.answer_all([(queries[query], sample) for query in range(4) for sample in range(3)])
-    assert [[sample["first"]["text"], sample["second"]["text"]] for sample in batch["samples"]] == [
+    assert [[sample["first"]["text"], sample["second"]["text"]] for sample in read_samples()] == [
         [response["text"] for response in answer["responses"]] for answer in answers
     ]
 
@@ -212,7 +212,7 @@ def test_a_single_agent_is_probed_as_its_own_second_agent(tmp_path: Path) -> Non
     run = record_test_run(tmp_path / "run", settings, updates=range(2))
     run.checkpoints.save(1, lambda path: write_policies(path, settings, seed=1))
     plan = plan_probe(
-        str(run.path), {}, lambda text: None, split="validation", queries=2, samples=3, temperatures=[1.0]
+        str(run.path), {}, lambda text: None, split="validation", queries=2, samples=3, temperatures=[1.0], solved_at=1
     )
     assert plan.policy_ids == ("llm_1", "llm_1") and plan.settings.num_agents == 2
 
@@ -274,6 +274,7 @@ def test_a_preset_gives_a_models_settings() -> None:
         queries=2,
         samples=3,
         temperatures=[1.0],
+        solved_at=None,
     ).settings
     assert (settings.task, settings.model, settings.num_agents) == ("drafts", "drafts-llama-tiny", 2)
     assert (settings.policy_ids, settings.seed, settings.backend) == (("llm_1",), 7, "transformers")
