@@ -178,7 +178,7 @@ def probe(
         solved_at=solved_at,
     )
     folder = None if out is None else _local_path(out, "probe")
-    folder = folder or default_folder("probe", target, plan.policies and plan.policies.folder)
+    folder = folder or default_folder("probe", target, plan.policies.folder if plan.policies else None)
     return run_probe(plan, folder, f"cory_rllib.probe({target!r})", quiet=quiet)
 
 

@@ -10,20 +10,13 @@ from typing import Annotated
 import typer
 
 from cory_env.tasks.task import Split
-from launch.console.cli import CheckpointOption, Debug, Quiet, local_path, path_or_uri
+from launch.console.cli import CheckpointOption, Debug, Quiet, SolvedAt, Target, local_path
 from launch.console.errors import CommandError
 
 
 def probe(
     context: typer.Context,
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN|MODEL",
-            parser=path_or_uri,
-            help="Folder of a run; or folder, hub id or bundled name of a model.",
-        ),
-    ],
+    target: Target,
     words: Annotated[
         list[str] | None,
         typer.Argument(metavar="PRESET|FILE|KEY=VALUE", help="For a model, a preset or YAML file; and settings."),
@@ -34,22 +27,14 @@ def probe(
     queries: Annotated[int, typer.Option(min=2, metavar="N", help="Number of queries, the first of the split.")] = 300,
     samples: Annotated[int, typer.Option(min=3, metavar="N", help="First answers per query.")] = 4,
     split: Annotated[Split, typer.Option(help="Split of the queries.")] = "test",
-    solved_at: Annotated[
-        float | None,
-        typer.Option(metavar="X", help="Minimum task reward of a right answer. [default: the task's]"),
-    ] = None,
+    solved_at: SolvedAt = None,
     checkpoint: CheckpointOption = None,
     roles: Annotated[
-        str | None,
-        typer.Option(metavar="P,P", help="Policies of the first and the second agent. [default: as after training]"),
+        str | None, typer.Option(metavar="P,P", help="Policies of the two agents. [default: as after training]")
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            parser=local_path,
-            help="Folder of the result. [default: in RUN/probe; for models in ./probes]",
-        ),
+        typer.Option(metavar="DIR", parser=local_path, help="New folder. [default: in RUN/probe or ./probes]"),
     ] = None,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -102,7 +87,7 @@ def probe(
         temperatures=_parse_temperatures(temperatures),
         solved_at=solved_at,
     )
-    out = out or default_folder("probe", target, plan.policies and plan.policies.folder)
+    out = out or default_folder("probe", target, plan.policies.folder if plan.policies else None)
     if not quiet:
         print(
             f"Probing {target} on task {plan.task.name}: {plan.queries} {split} queries × {samples} answers, "

@@ -8,9 +8,9 @@ import numpy as np
 from rich.table import Table
 
 from launch.display.statistics import Estimate, column_cis
-from launch.display.tables import METRIC_FORMATS, metric_format, new_table
+from launch.display.tables import metric_format, new_table
 from launch.run_folder.final import CHAIN_TOKENS
-from launch.run_folder.records import EvaluatedChain, EvaluatedResponse, MetricValues, with_shown_kl
+from launch.run_folder.records import EvaluatedChain, MetricValues, with_shown_kl
 
 UNBOUNDED_METRICS = ("kl", "response_length", CHAIN_TOKENS)
 """Amounts of nats or tokens, which are never binary, even if all values are 0 or 1."""
@@ -32,11 +32,6 @@ class Scoring(NamedTuple):
     """Task reward from which a response is correct; None: no pass@k."""
     ks: Sequence[int]
     seed: int
-
-    @property
-    def names(self) -> list[str]:
-        """The metrics, in order."""
-        return [*METRIC_FORMATS, *(f"pass@{k}" for k in self.ks)]
 
 
 class PolicyScores(TypedDict):
@@ -65,14 +60,11 @@ def compute_scores(
             that its chains generated per query.
     """
     scores: dict[str, PolicyScores] = {}
-    responses: dict[str, dict[int, list[EvaluatedResponse]]] = {}
+    measured: dict[str, dict[int, list[MetricValues]]] = {}  # by label and query
 
-    def add(
-        label: str, policy: str, role: str, after: str | None, response: EvaluatedResponse, metrics: MetricValues
-    ) -> None:
+    def add(label: str, policy: str, role: str, after: str | None, query: int, metrics: MetricValues) -> None:
         scores.setdefault(label, PolicyScores(policy=policy, role=role, after=after, figures={}))
-        by_query = responses.setdefault(label, {}).setdefault(response["query"], [])
-        by_query.append(EvaluatedResponse(**{**response, "metrics": metrics}))
+        measured.setdefault(label, {}).setdefault(query, []).append(metrics)
 
     num_positions = max((len(chain["policies"]) for chain in chains), default=0)
     for position, role in enumerate(agents[:num_positions]):
@@ -82,15 +74,15 @@ def compute_scores(
             label = f"{policy} after {after}" if after else f"{policy} as {role}" if position else policy
             is_last = position == num_positions - 1
             metrics = with_shown_kl(response["metrics"]) if is_last else response["metrics"]
-            add(label, policy, role, after, response, metrics)
+            add(label, policy, role, after, response["query"], metrics)
     for chain in chains if can_stop and num_positions > 1 else ():
         policies, last = chain["policies"], chain["responses"][-1]
         tokens = float(sum(len(response["tokens"]) for response in chain["responses"]))
         metrics = {**with_shown_kl(last["metrics"]), CHAIN_TOKENS: tokens}
-        add(" then ".join(policies), ",".join(policies), LAST_ANSWER, None, last, metrics)
-    for label, by_query in responses.items():
-        names = [*scoring.names, *([CHAIN_TOKENS] if scores[label]["role"] == LAST_ANSWER else [])]
+        add(" then ".join(policies), ",".join(policies), LAST_ANSWER, None, last["query"], metrics)
+    for label, by_query in measured.items():
         values = [query_metrics(by_query.get(query, []), scoring) for query in range(scoring.queries)]
+        names = list(next(filter(None, values)))
         columns = np.array([[metrics.get(name, math.nan) for name in names] for metrics in values])
         scores[label]["figures"] = dict(zip(names, _estimate(columns, names, scoring.seed), strict=True))
     return scores
@@ -114,50 +106,31 @@ def _estimate(values: np.ndarray, names: Sequence[str], seed: int) -> list[Estim
     return estimates
 
 
-def query_metrics(responses: Sequence[EvaluatedResponse], scoring: Scoring) -> dict[str, float]:
-    """Computes the metrics of one policy on one query; empty without responses.
-
-    distinct-n is computed over all responses to the query, without their end-of-sequence tokens.
-    """
+def query_metrics(responses: Sequence[MetricValues], scoring: Scoring) -> dict[str, float]:
+    """Computes the metrics of one policy on one query from those of its responses; empty without responses."""
     if not responses:
         return {}
-
-    def mean(name: str) -> float:
-        return float(np.mean([_number(response["metrics"][name]) for response in responses]))
-
-    reward, kl = mean("task_reward"), mean("kl")  # NaN without a reference
-    texts = [
-        response["tokens"][:-1] if response["metrics"]["eos_rate"] else response["tokens"] for response in responses
-    ]
-    values = {
-        "task_reward": reward,
-        "kl": kl,
-        "combined_reward": reward - scoring.kl_coef * kl if scoring.kl_coef else reward,
-        "response_length": float(np.mean([len(response["tokens"]) for response in responses])),
-        "eos_rate": mean("eos_rate"),
-        "distinct_1": distinct_n(texts, 1),
-        "distinct_2": distinct_n(texts, 2),
+    columns = {
+        name: [math.nan if (value := metrics[name]) is None else value for metrics in responses]  # None: not measured
+        for name in ("task_reward", "kl", "response_length", "eos_rate", CHAIN_TOKENS)
+        if name in responses[0]
     }
-    if CHAIN_TOKENS in responses[0]["metrics"]:
-        values[CHAIN_TOKENS] = mean(CHAIN_TOKENS)
+    means = {name: float(np.mean(values)) for name, values in columns.items()}
+    combined = means["task_reward"] - (scoring.kl_coef * means["kl"] if scoring.kl_coef else 0.0)
+    values = {"task_reward": means["task_reward"], "kl": means["kl"], "combined_reward": combined, **means}
     if scoring.solved_at is not None:
-        rewards = [_number(response["metrics"]["task_reward"]) for response in responses]
-        correct = sum(value >= scoring.solved_at for value in rewards)
+        correct = sum(reward >= scoring.solved_at for reward in columns["task_reward"])
         values |= {f"pass@{k}": pass_at_k(correct, len(responses), k) for k in scoring.ks}
     return values
 
 
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
-def score_tables(scores: Mapping[str, PolicyScores], names: Sequence[str]) -> list[Table]:
+def score_tables(scores: Mapping[str, PolicyScores]) -> list[Table]:
     """Returns a table per role, with a row per metric and a column per policy."""
     tables = []
     for role in dict.fromkeys(policy_scores["role"] for policy_scores in scores.values()):
         by_label = {label: entry["figures"] for label, entry in scores.items() if entry["role"] == role}
         tables.append(new_table([role], list(by_label)))
-        for name in dict.fromkeys([*names, *(name for figures in by_label.values() for name in figures)]):
+        for name in next(iter(by_label.values())):
             heading, pattern = metric_format(name)
             tables[-1].add_row(heading, *(figures[name].format(pattern) for figures in by_label.values()))
     return tables
@@ -177,13 +150,3 @@ def pass_at_k(correct: int, samples: int, k: int) -> float:
     if samples - correct < k:  # every subset of k contains a correct response
         return 1.0
     return 1.0 - float(np.prod(1.0 - k / np.arange(samples - correct + 1, samples + 1)))
-
-
-def distinct_n(responses: Sequence[Sequence[int]], n: int) -> float:
-    """Computes distinct-n, the share of unique n-grams among all n-grams of several responses (Li et al. 2016).
-
-    Returns:
-        1 if no n-gram occurs twice; NaN if all responses are shorter than n.
-    """
-    ngrams = [tuple(tokens[start : start + n]) for tokens in responses for start in range(len(tokens) - n + 1)]
-    return len(set(ngrams)) / len(ngrams) if ngrams else math.nan

@@ -133,7 +133,7 @@ def plan_probe(
         preflight.check_rope_factors(settings, policies.settings.max_length)
     # `AVERAGE_POLICY` has no tokenizer of its own.
     tokenizer_ids = [policy_id if policy_id in tokenizers else settings.policy_ids[0] for policy_id in policy_ids]
-    plain = with_feedback = settings.make_chain(task, tokenizers, tokenizer_ids)
+    plain = chain = settings.make_chain(task, tokenizers, tokenizer_ids)
     if settings.feedback is not None:
         plain_settings = _without_feedback(settings)
         plain = plain_settings.make_chain(preflight.load_task(plain_settings)[0], tokenizers, tokenizer_ids)
@@ -147,9 +147,10 @@ def plan_probe(
     available = len(task.queries(split))
     if available < 2:
         raise CommandError(f"The {split} split of task {task.name} has {available} queries, but a probe requires 2.")
+    sources = collect_sources(settings, task, tokenizers)
+    with_feedback = None if task.feedback is None else chain
     return ProbePlan(
-        *(settings, task, plain, with_feedback if task.feedback is not None else None),
-        *(collect_sources(settings, task, tokenizers), policies, policy_ids),
+        *(settings, task, plain, with_feedback, sources, policies, policy_ids),
         *(split, min(queries or available, available), samples, tuple(map(float, temperatures)), solved_at),
     )
 

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from cory_env.chain_settings import role_names
-from launch.evaluation.figures import PolicyScores, Scoring, compute_scores, distinct_n, pass_at_k, score_tables
+from launch.evaluation.figures import PolicyScores, Scoring, compute_scores, pass_at_k, score_tables
 from launch.run_folder.records import EvaluatedChain, EvaluatedResponse
 
 SCORING = Scoring(queries=3, kl_coef=0.1, solved_at=1.0, ks=(1, 2), seed=0)
@@ -19,6 +19,7 @@ SCORING = Scoring(queries=3, kl_coef=0.1, solved_at=1.0, ks=(1, 2), seed=0)
 
 def response(policy: str, reward: float, tokens: list[int], ended: bool = False, kl: float = 2.0) -> EvaluatedResponse:
     metrics: dict[str, float | None] = {"task_reward": reward, "kl": kl, "eos_rate": float(ended)}
+    metrics["response_length"] = float(len(tokens))
     return EvaluatedResponse(
         policy=policy, role="any", query=0, sample=0, prompt="", text="", tokens=tokens, metrics=metrics
     )
@@ -51,8 +52,6 @@ def test_metrics_are_computed_per_query_and_averaged_over_queries() -> None:
         "combined_reward": (0.5 - 0.2 + 3.0 - 0.4) / 2,
         "response_length": (2.5 + 3.0) / 2,
         "eos_rate": 0.5,
-        "distinct_1": (2 / 5 + 1 / 2) / 2,  # without the end of sequence, token 9
-        "distinct_2": (2 / 3 + 1.0) / 2,
         "pass@1": (0.5 + 1.0) / 2,
         "pass@2": 1.0,
     }
@@ -94,7 +93,7 @@ def test_a_longer_chain_has_a_row_per_policy_and_role() -> None:
         **{"llm_2 as observer_2": 22},
     }
     assert all(row["after"] is None for row in rows.values())
-    tables = score_tables(rows, SCORING.names)
+    tables = score_tables(rows)
     assert [table.columns[0].header for table in tables] == ["pioneer", "observer_1", "observer_2"]
     assert [column.header for column in tables[0].columns[1:]] == ["base", "llm_1", "llm_2", "llm_3"]
 
@@ -109,12 +108,12 @@ def test_bases_of_different_models_have_separate_rows() -> None:
 def test_a_table_shows_every_metric_and_a_dash_for_unknown_values() -> None:
     rows = score([chain(0, 0, response("base", 0.25, [9], ended=True))])
     output = io.StringIO()
-    (table,) = score_tables(rows, SCORING.names)
+    (table,) = score_tables(rows)
     Console(file=output, width=200).print(table)
     text = output.getvalue()
-    assert all(heading in text for heading in ("task reward", "KL", "combined", "distinct-2", "pass@2"))
+    assert all(heading in text for heading in ("task reward", "KL", "combined", "pass@2"))
     assert "+0.25" in text and "1.00 [0.21, 1.00]" in text  # one query: only binary metrics have intervals
-    assert math.isnan(rows["base"]["figures"]["distinct_1"].mean) and " -\n" in text
+    assert math.isnan(rows["base"]["figures"]["pass@2"].mean) and " -\n" in text
 
 
 def test_binary_metrics_have_wilson_intervals() -> None:
@@ -126,11 +125,11 @@ def test_binary_metrics_have_wilson_intervals() -> None:
     }
     assert figures["kl"] == (0, 0, 0, 20) and figures["response_length"] == (1, 1, 1, 20)  # nats and tokens
 
-    graded = [chain(query, 0, response("base", 1.0, [1, 2])) for query in range(19)]
-    graded.append(chain(19, 0, response("base", 0.5, [1, 1])))
-    figures = score(graded, 20)["base"]["figures"]
-    assert figures["distinct_1"].mean == pytest.approx(0.975)
-    assert figures["distinct_1"].high == 1.0  # shares are at most 1
+    chains = [chain(query, 0, response("base", 1.0, [1], ended=True)) for query in range(19)]
+    chains += [chain(19, sample, response("base", 1.0, [1], ended=sample == 0)) for sample in range(2)]
+    figures = score(chains, 20)["base"]["figures"]
+    assert figures["eos_rate"].mean == pytest.approx(0.975)
+    assert figures["eos_rate"].high == 1.0  # shares are at most 1
 
 
 @pytest.mark.parametrize("samples", [1, 4, 6])
@@ -150,13 +149,6 @@ def test_pass_at_k_is_accurate_for_many_samples() -> None:
 
 def test_pass_at_k_is_nan_with_fewer_samples_than_k() -> None:
     assert math.isnan(pass_at_k(2, 3, 4))
-
-
-def test_distinct_n_is_computed_over_all_responses_to_a_query() -> None:
-    responses = [[1, 2, 1], [1, 2], []]
-    assert distinct_n(responses, 1) == 2 / 5
-    assert distinct_n(responses, 2) == 2 / 3  # 1 2, 2 1, and 1 2 again; n-grams do not cross responses
-    assert math.isnan(distinct_n(responses, 4))
 
 
 def test_stopped_chains_are_scored_by_role_and_by_their_last_answers() -> None:
@@ -196,9 +188,9 @@ def test_stopped_chains_are_scored_by_role_and_by_their_last_answers() -> None:
         "pass@2": (pytest.approx(1.0), 2),
         "chain_tokens": (pytest.approx(((3 + 6) / 2 + (6 + 2) / 2) / 2), 2),
     }
-    tables = score_tables(scores, SCORING.names)
+    tables = score_tables(scores)
     assert [table.columns[0].header for table in tables] == ["pioneer", "observer", "last answer"]
-    assert [len(table.rows) for table in tables] == [9, 9, 10]
+    assert [len(table.rows) for table in tables] == [7, 7, 8]
 
 
 def test_a_chain_that_always_stops_has_no_rows_for_later_roles() -> None:
