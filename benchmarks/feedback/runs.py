@@ -24,13 +24,15 @@ import numpy as np
 
 from benchmarks.feedback.design import PRESET, SHARED, Arm, prompt_lengths
 from benchmarks.record import BenchmarkError
+from launch.evaluation.batches import RESPONSES
 from launch.evaluation.figures import BASE
 from launch.experiments.results import StudyRun, result_file, round_significant
 from launch.experiments.study import Arm as StudyArm
 from launch.experiments.study import Study, to_cli_setting
 from launch.experiments.study_runs import ProcessResult, StudyJob, collect_result
-from launch.probing.figures import Outcomes, SecondAnswers, best_of, compute_figures
-from launch.probing.probe import RESULT
+from launch.probing.figures import Outcomes, best_of, compute_figures
+from launch.probing.probe import RESULT, collect_outcomes
+from launch.probing.sampler import ProbedSample
 from launch.run_folder.environment import Hardware, hardware, versions
 from launch.run_folder.records import Update
 from policies.files import atomic_write
@@ -285,11 +287,18 @@ def read_measured(job: Job, folder: Path) -> dict[str, Measured]:
         folder: Of the probe or evaluation.
     """
     lengths = prompt_lengths(job.arm.settings or {})
+    with (folder / RESPONSES).open(encoding="utf-8") as lines:
+        responses = [json.loads(line) for line in lines]
     if job.measure_words[0] == "probe":
-        record = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-        return {f"{entry['temperature']:g}": measure(entry["outcomes"], lengths) for entry in record["results"]}
-    with (folder / "responses.jsonl").open(encoding="utf-8") as lines:
-        chains = [json.loads(line)["responses"] for line in lines]
+        solved_at = json.loads((folder / RESULT).read_text(encoding="utf-8"))["solved_at"]
+        by_temperature: dict[float, list[ProbedSample]] = {}
+        for sample in responses:
+            by_temperature.setdefault(sample["temperature"], []).append(sample)
+        return {
+            f"{temperature:g}": measure(collect_outcomes(samples, solved_at, str.strip), lengths)
+            for temperature, samples in by_temperature.items()
+        }
+    chains = [chain["responses"] for chain in responses]
     trained = [chain for chain in chains if chain[0]["policy"] != BASE]
     return {f"{job.arm.probe.temperatures[0]:g}": measure_chains(trained, lengths)}
 
@@ -313,21 +322,13 @@ def measure_chains(chains: Sequence[Sequence[Mapping[str, Any]]], lengths: Seque
     return Measured(figures={}, best_of=[way_after(1)], chain=way_after(len(lengths)))
 
 
-def measure(record: Mapping[str, Any], lengths: Sequence[int]) -> Measured:
+def measure(outcomes: Outcomes, lengths: Sequence[int]) -> Measured:
     """Computes what is compared from the outcomes of a probe.
 
     Args:
-        record: `Outcomes` as in `probe.json`.
+        outcomes: Of a probe with feedback, at one temperature.
         lengths: Tokens of the first and the second agent's prompt.
     """
-    outcomes = Outcomes(
-        right=np.array(record["right"], bool),
-        length=np.array(record["length"], float),
-        answers=np.array(record["answers"]),
-        second=_second(record["second"]),
-        accepted=np.array(record["accepted"], bool),
-        second_feedback=_second(record["second_feedback"]),
-    )
     ones = outcomes._replace(length=np.ones_like(outcomes.length))
     figures = compute_figures(outcomes)
     assert outcomes.accepted is not None
@@ -353,10 +354,6 @@ def measure(record: Mapping[str, Any], lengths: Sequence[int]) -> Measured:
             prompt_tokens=lengths[0] + asked_again * lengths[1],
         ),
     )
-
-
-def _second(record: Mapping[str, Any]) -> SecondAnswers:
-    return SecondAnswers(np.array(record["right"], bool), np.array(record["length"], float))
 
 
 def _run_command(words: Sequence[str], output: Path) -> ProcessResult:

@@ -1,7 +1,7 @@
 """Probes a run's policies or a model in this process, with all results in a folder.
 
 responses.jsonl   a line per first answer, with the second answers to it
-probe.json        the figures, what they advise, and the outcomes they are computed from
+probe.json        the figures and what they advise
 log.txt           the output of libraries and rewards
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -35,38 +35,33 @@ class ProbeResult(NamedTuple):
     """Number of queries left out at some temperature, because the reward or feedback function failed on a response."""
 
 
-def run_probe(
-    plan: ProbePlan,
-    path: Path,
-    command: str,
-    *,
-    quiet: bool = False,
-    debug: bool = False,
-) -> ProbeResult:
-    """Samples the answers and writes the results.
-
-    Args:
-        path: The probe's folder, new or empty.
-    """
-    batches = len(plan.batches())
+def run_probe(plan: ProbePlan, path: Path, command: str, *, quiet: bool = False, debug: bool = False) -> ProbeResult:
+    """Samples the answers and writes the results to a folder, new or empty."""
+    batches, figures, dropped = len(plan.batches()), {}, 0
     with open_results(path, "probe", batches, quiet=quiet, debug=debug) as (progress, _):
         results = show_progress(sample_answers(plan, progress), batches, progress)
         samples = [sample for batch in results for sample in batch]
-        result, outcomes = compute_result(plan, samples)
+        read_answer = answer_reader(plan.task.reward)
+        for temperature in plan.temperatures:
+            outcomes = collect_outcomes(
+                [sample for sample in samples if sample["temperature"] == temperature], plan.solved_at, read_answer
+            )
+            dropped = max(dropped, plan.queries - len(outcomes.right))
+            figures[temperature] = compute_figures(outcomes, plan.settings.seed)
+        result = ProbeResult(figures, advise(figures), dropped)
         record = {
             "command": command,
             **describe_inputs(plan.settings, plan.sources, None if plan.policies is None else plan.policies.update),
             **{"policies": plan.policy_ids, "split": plan.split, "queries": plan.queries, "samples": plan.samples},
-            **{"solved_at": plan.solved_at, "dropped": result.dropped, "advice": result.advice._asdict()},
+            **{"solved_at": plan.solved_at, "dropped": dropped, "advice": result.advice._asdict()},
             "results": [
                 {
                     "temperature": temperature,
                     "figures": {
-                        name: {**figure.estimate._asdict(), "tokens": figure.tokens} for name, figure in figures.items()
+                        name: {**figure.estimate._asdict(), "tokens": figure.tokens} for name, figure in by_name.items()
                     },
-                    "outcomes": outcomes[temperature],
                 }
-                for temperature, figures in result.figures.items()
+                for temperature, by_name in figures.items()
             ],
         }
         write_lines(path / RESPONSES, samples)
@@ -74,25 +69,34 @@ def run_probe(
     return result
 
 
-def compute_result(plan: ProbePlan, samples: Sequence[ProbedSample]) -> tuple[ProbeResult, dict[float, dict[str, Any]]]:
-    """Computes the figures from all samples.
+def collect_outcomes(
+    samples: Sequence[ProbedSample], solved_at: float, read_answer: Callable[[str], object]
+) -> Outcomes:
+    """Converts the samples of one temperature to arrays, without the queries on which a function failed.
 
-    Returns:
-        The result; and by temperature, the outcomes as JSON: the `Outcomes`, with the queries' indices in their split.
+    Args:
+        solved_at: Task reward from which an answer is right.
+        read_answer: Returns the answer in a response, which must be hashable, for votes; None if there is none.
     """
-    read_answer = answer_reader(plan.task.reward)
-    figures, records, dropped = {}, {}, 0
-    by_query = [samples[start : start + plan.samples] for start in range(0, len(samples), plan.samples)]
-    for index, temperature in enumerate(plan.temperatures):
-        rows = by_query[index * plan.queries : (index + 1) * plan.queries]
-        usable = [row for row in rows if all(map(_is_complete, row))]
-        dropped = max(dropped, len(rows) - len(usable))
-        if len(usable) < 2:
-            raise CommandError("The reward or feedback function failed on all queries. Fix the function.")
-        outcomes = _outcomes(usable, plan.solved_at, read_answer)
-        figures[temperature] = compute_figures(outcomes, plan.settings.seed)
-        records[temperature] = {"queries": [row[0]["query"] for row in usable], **_to_record(outcomes)}
-    return ProbeResult(figures, advise(figures), dropped), records
+    by_query: dict[int, list[ProbedSample]] = {}
+    for sample in samples:
+        by_query.setdefault(sample["query"], []).append(sample)
+    rows = [row for row in by_query.values() if all(map(_is_complete, row))]
+    if len(rows) < 2:
+        raise CommandError("The reward or feedback function failed on all queries. Fix the function.")
+
+    def collect(name: Literal["first", "second", "second_feedback"]) -> SecondAnswers:
+        rewards = np.array([[float(sample[name]["task_reward"] or 0.0) for sample in row] for row in rows])
+        return SecondAnswers(
+            rewards >= solved_at, np.array([[float(sample[name]["length"]) for sample in row] for row in rows])
+        )
+
+    numbers = [_number_answers([read_answer(sample["first"]["text"]) for sample in row]) for row in rows]
+    outcomes = Outcomes(*collect("first"), np.array(numbers), collect("second"))
+    if "feedback" not in rows[0][0]:
+        return outcomes
+    accepted = np.array([[sample["feedback"] is None for sample in row] for row in rows])
+    return outcomes._replace(accepted=accepted, second_feedback=collect("second_feedback"))
 
 
 def _is_complete(sample: ProbedSample) -> bool:
@@ -100,38 +104,7 @@ def _is_complete(sample: ProbedSample) -> bool:
     return all(answer is not None and answer["task_reward"] is not None for answer in answers)
 
 
-def _outcomes(
-    rows: Sequence[Sequence[ProbedSample]], solved_at: float, read_answer: Callable[[str], object]
-) -> Outcomes:
-    """Converts samples, by query, to arrays."""
-
-    def array(name: Literal["first", "second", "second_feedback"]) -> SecondAnswers:
-        answers = [[sample[name] for sample in row] for row in rows]
-        rewards = np.array([[float(answer["task_reward"] or 0.0) for answer in row] for row in answers])
-        return SecondAnswers(
-            rewards >= solved_at, np.array([[float(answer["length"]) for answer in row] for row in answers])
-        )
-
-    numbers = [_number_answers([read_answer(sample["first"]["text"]) for sample in row]) for row in rows]
-    outcomes = Outcomes(*array("first"), np.array(numbers), array("second"))
-    if "feedback" not in rows[0][0]:
-        return outcomes
-    accepted = np.array([[sample["feedback"] is None for sample in row] for row in rows])
-    return outcomes._replace(accepted=accepted, second_feedback=array("second_feedback"))
-
-
 def _number_answers(answers: Sequence[object]) -> list[int]:
     """Numbers the answers to one query: equal answers get the same number; None is no answer."""
     numbers = {answer: number for number, answer in enumerate(dict.fromkeys(a for a in answers if a is not None))}
     return [NO_ANSWER if answer is None else numbers[answer] for answer in answers]
-
-
-def _to_record(outcomes: Outcomes | SecondAnswers) -> dict[str, Any]:
-    """Returns outcomes as JSON: lists `[queries, samples]`, with 0 and 1 for false and true."""
-    record: dict[str, Any] = {}
-    for name, value in outcomes._asdict().items():
-        if isinstance(value, SecondAnswers):
-            record[name] = _to_record(value)
-        else:
-            record[name] = None if value is None else value.astype(int).tolist()
-    return record

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,8 +15,10 @@ from launch.main import main
 from launch.models.generators import start_generator
 from launch.models.trained import open_trained
 from launch.models.trained_chain import TrainedChain
-from launch.probing.figures import Outcomes, SecondAnswers, compute_figures
+from launch.probing.figures import compute_figures
 from launch.probing.plan import ProbePlan, plan_probe
+from launch.probing.probe import collect_outcomes
+from launch.probing.sampler import ProbedSample
 from launch.run_folder.run import Run
 from policies.rollout.chain_generation import ChainRequest, generate_chains
 from policies.settings.yaml12 import Value
@@ -89,21 +91,6 @@ def plan_model(settings: dict[str, Value]) -> ProbePlan:
     )
 
 
-def read_outcomes(record: dict[str, Any]) -> Outcomes:
-    """Rebuilds the outcomes of `probe.json`."""
-
-    def second(name: str) -> SecondAnswers:
-        return SecondAnswers(np.array(record[name]["right"], bool), np.array(record[name]["length"], float))
-
-    has_feedback = record["accepted"] is not None
-    return Outcomes(
-        *(np.array(record["right"], bool), np.array(record["length"], float), np.array(record["answers"])),
-        second("second"),
-        np.array(record["accepted"], bool) if has_feedback else None,
-        second("second_feedback") if has_feedback else None,
-    )
-
-
 def test_a_probe_with_feedback_reports_tables_and_advice(capsys: pytest.CaptureFixture[str]) -> None:
     assert probe("feedback=lengths:odd_length") == 0
     text = capsys.readouterr().out
@@ -111,7 +98,9 @@ def test_a_probe_with_feedback_reports_tables_and_advice(capsys: pytest.CaptureF
     assert "at 5 queries" in text and text.endswith("Results     out/probe.json\n")
     for result in read_results():
         assert (result["figures"]["wrongly_accepted"]["mean"], result["figures"]["not_accepted"]["mean"]) == (0, 0)
-        for name, figure in compute_figures(read_outcomes(result["outcomes"])).items():
+        samples = [sample for sample in read_samples() if sample["temperature"] == result["temperature"]]
+        outcomes = collect_outcomes(cast(list[ProbedSample], samples), 1.0, str.strip)
+        for name, figure in compute_figures(outcomes).items():
             mean, low, high, count = figure.estimate
             saved = result["figures"][name]
             assert saved["mean"] == pytest.approx(mean) or (saved["mean"] is None and np.isnan(mean))
@@ -173,7 +162,7 @@ def test_a_probe_that_failed_is_repeated_in_its_folder_and_results_are_not_overw
 def test_queries_on_which_a_function_fails_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     assert probe("feedback=lengths:fails_on_the_second_query", "on_reward_error=skip") == 0
     assert "Warning: 1 of 5 queries are left out: rewards or feedback failed on them." in capsys.readouterr().err
-    assert read_results()[0]["outcomes"]["queries"] == [0, 1, 3, 4]
+    assert read_results()[0]["figures"]["p1"]["n"] == 4
 
 
 def test_a_prompt_with_feedback_is_replaced_in_the_chain_without() -> None:
