@@ -50,10 +50,10 @@ def generate(
 
     --in FILE answers all rows of a data file in large batches, with vLLM if it is installed, and writes --out
     atomically. FILE?query_column=COLUMN sets the query column (default: query), whose values may be lists of messages
-    if the run has chat=true. Other columns are copied, and fill prompt templates that contain them. Format of an
-    output line: {"row": 0, "sample": 0, "query": ..., "responses": [{"role": ..., "policy": ..., "text": ...}, ...]};
-    the last response is the chain's answer. With the setting thinking, the text is the one after the thought, which is
-    in the entry `reasoning`.
+    if the run has chat=true. Other columns are copied, and fill prompt templates that contain them. Format of an output
+    line: {"row": 0, "sample": 0, "query": ..., "responses": [{"role": ..., "policy": ..., "text": ...}, ...]}; the last
+    response is the chain's answer.
+    With the setting thinking, the text is the one after the thought, which is in the entry `reasoning`.
 
     If the run has feedback between agents (docs/feedback.md), its function runs here too: it sees the response, and the
     columns of --in FILE. Responses in the output have it as `feedback`, null if nothing is to be corrected; with

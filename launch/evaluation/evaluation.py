@@ -41,28 +41,30 @@ RESULT = "evaluation.json"
 
 
 class Lineup(NamedTuple):
-    """The policies that respond: one alone, or a whole chain. A pioneer's responses are those it gives alone."""
+    """The policies that respond, and their names in the results: one alone, or a whole chain, by position.
+
+    A pioneer's responses are those it gives alone.
+    """
 
     trained: bool
     policy_ids: tuple[str, ...]
     names: tuple[str, ...]
-    """Their names in the results, by position."""
 
 
 class EvaluationPlan(NamedTuple):
-    """An evaluation, with everything its responses depend on."""
+    """An evaluation of samples to each of the first queries of a split, with everything its responses depend on.
+
+    `checkpoint` has the update and folder of the run's checkpoint; None: only the model is evaluated. `sources` is None
+    for an algorithm in memory.
+    """
 
     settings: Settings
     task: Task
     sources: Sources | None
-    """Checksums of the files and models used; None: an algorithm in memory."""
     split: Split
     queries: int
-    """Number of queries, the first of the split."""
     samples: int
-    """Responses of each policy to each query."""
     checkpoint: tuple[int, Path] | None
-    """The update and folder of the run's checkpoint; None: only the model."""
 
     @property
     def lineups(self) -> list[Lineup]:

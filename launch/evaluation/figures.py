@@ -23,25 +23,29 @@ BASE = "base"
 
 
 class Scoring(NamedTuple):
-    """Parameters of the metrics."""
+    """Parameters of the metrics.
+
+    `kl_coef` is the weight of the KL in the combined reward; `solved_at` the task reward from which a response is
+    correct, for pass@k with each of `ks`.
+    """
 
     queries: int
     kl_coef: float
-    """Weight of the KL in the combined reward."""
     solved_at: float | None
-    """Task reward from which a response is correct; None: no pass@k."""
     ks: Sequence[int]
     seed: int
 
 
 class PolicyScores(TypedDict):
-    """The metrics of one policy in one role, or of the last answers of a chain."""
+    """The metrics of one policy in one role, or of the last answers of a chain.
+
+    `policy` has for last answers the policies of the chain in order, such as `llm_1,llm_2`. `after` is in a chain of
+    two the policy whose response it saw; otherwise None.
+    """
 
     policy: str
-    """For last answers, the policies of the chain in order, such as `llm_1,llm_2`."""
     role: str
     after: str | None
-    """In a chain of two, the policy whose response it saw; otherwise None."""
     figures: dict[str, Estimate]
 
 

@@ -1,13 +1,13 @@
 """What `cory evaluate` and `cory probe` are given: a run or a model, and the settings for its evaluation."""
 
 import math
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
 from launch.console.errors import CommandError
 from launch.evaluation.evaluation import located_settings
-from launch.run_folder.layout import new_folder
 from launch.run_folder.run import Run
 from launch.run_folder.storage import is_uri
 from policies.settings.overrides import apply_overrides
@@ -32,10 +32,10 @@ def find_run(target: str) -> Run | None:
 
 
 def default_folder(kind: str, target: str, checkpoint: Path | None) -> Path:
-    """Creates a folder for results: in the folder of the checkpoint's run; for models `./evaluations` or `./probes`."""
-    if checkpoint is None:
-        return new_folder(Path(target).resolve().name, Path(f"{kind}s"))
-    return new_folder(checkpoint.name, checkpoint.parents[1] / kind)
+    """Returns a folder for results: in the folder of the checkpoint's run; for models `./evaluations` or `./probes`."""
+    parent = Path(f"{kind}s") if checkpoint is None else checkpoint.parents[1] / kind
+    name = Path(target).resolve().name if checkpoint is None else checkpoint.name
+    return parent / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def target_settings(

@@ -9,9 +9,9 @@ from cory_env.tasks import Query
 from launch.console import output
 from launch.console.errors import CommandError, make_folder
 from launch.display.terminal import ProgressPrinter
-from launch.evaluation.batches import show_progress, write_lines
 from launch.models.trained_chain import MAX_BATCH_SIZE, TrainedChain
 from launch.run_folder.storage import check_location
+from policies.files import atomic_write
 
 
 def check_output_free(out: Path) -> None:
@@ -29,22 +29,25 @@ def write_answers(
     """Answers queries and writes the answers to a file, one row per query and sample, in order.
 
     Args:
-        out: the file; it must not exist.
         debug: libraries print to the terminal, so there is no progress bar.
     """
+    make_folder(out.parent)
     prompt_refs = [(query, sample) for query in queries for sample in range(samples)]
     size = MAX_BATCH_SIZE[chain.backend]
     batches = [prompt_refs[start : start + size] for start in range(0, len(prompt_refs), size)]
-    make_folder(out.parent)
+    rows: list[dict[str, object]] = []
     with ProgressPrinter(sys.stderr, len(batches), bar=not debug) as progress:
         progress.stage("Loading the models")
         with output.hide_libraries(debug):
             _ = chain.generator  # loads the policies
         progress.stage("Answering")
         progress.start_clock()
-        results = show_progress((_answer_rows(batch, chain) for batch in batches), len(batches), progress)
-        rows = [row for batch_rows in results for row in batch_rows]
-    write_lines(out, rows)
+        for number, batch in enumerate(batches, start=1):
+            rows += _answer_rows(batch, chain)
+            left = progress.advance()
+            if not progress.has_bar:
+                progress.print(f"  {number}/{len(batches)} batches  {left}")
+    atomic_write(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
 def _answer_rows(prompt_refs: Sequence[tuple[Query, int]], chain: TrainedChain) -> list[dict[str, object]]:

@@ -33,34 +33,35 @@ Bools = NDArray[np.bool_]
 
 
 class SecondAnswers(NamedTuple):
-    """Answers of the second agent, one to each first answer: arrays `[queries, samples]`."""
+    """Answers of the second agent, one to each first answer, and their tokens: arrays `[queries, samples]`."""
 
     right: Bools
     length: Floats
-    """Generated tokens."""
 
 
 class Outcomes(NamedTuple):
-    """First and second answers at one temperature: arrays `[queries, samples]`."""
+    """First and second answers at one temperature: arrays `[queries, samples]`.
+
+    Attributes:
+        answers: Numbers of the first answers: equal ones to a query have the same; `NO_ANSWER` cannot be compared.
+        second: Without feedback.
+        accepted: Whether the feedback on the first answer is None ("solved"); None if there is no feedback function.
+        second_feedback: With feedback, also after accepted answers; None if there is no feedback function.
+    """
 
     right: Bools
     length: Floats
     answers: NDArray[np.integer]
-    """Number of the answer: equal answers to a query have the same; `NO_ANSWER` if it cannot be compared."""
     second: SecondAnswers
-    """Without feedback."""
     accepted: Bools | None = None
-    """Whether the feedback on the first answer is None ("solved"); None if there is no feedback function."""
     second_feedback: SecondAnswers | None = None
-    """With feedback, also after accepted answers; None if there is no feedback function."""
 
 
 class Figure(NamedTuple):
-    """A figure with its interval."""
+    """A figure with its interval; if it is the score of a way to answer, with the mean tokens per query."""
 
     estimate: Estimate
     tokens: float | None = None
-    """Mean generated tokens per query, if the figure is the score of a way to answer."""
 
 
 class Ratio(NamedTuple):
@@ -106,12 +107,10 @@ class Ratio(NamedTuple):
 
 
 class Strategy(NamedTuple):
-    """A way to answer queries: arrays `[queries]`."""
+    """A way to answer queries: estimated probability of a right final answer, and expected tokens, `[queries]`."""
 
     score: Floats
-    """Probability that the final answer is right, estimated from the samples."""
     tokens: Floats
-    """Expected number of generated tokens."""
 
 
 def compute_figures(outcomes: Outcomes, seed: int = 0) -> dict[str, Figure]:

@@ -31,28 +31,31 @@ CPU_BATCH_SIZE = 32
 
 
 class ProbePlan(NamedTuple):
-    """A probe, with everything its responses depend on."""
+    """A probe, with everything its responses depend on.
+
+    Attributes:
+        settings: Those of the chain with feedback, if there is a feedback function.
+        plain: The chain of two without feedback.
+        with_feedback: The chain of two whose second agent sees the feedback; None: there is no feedback function.
+        policies: The policies of a run; None: the model of the settings.
+        policy_ids: Of the first and the second agent.
+        queries: Number of queries, the first of the split.
+        samples: First answers per query.
+        solved_at: Task reward from which an answer is right.
+    """
 
     settings: Settings
-    """Those of the chain with feedback, if there is a feedback function."""
     task: Task
     plain: Chain
-    """The chain of two without feedback."""
     with_feedback: Chain | None
-    """The chain of two whose second agent sees the feedback; None: there is no feedback function."""
     sources: Sources
     policies: PolicySet | None
-    """The policies of a run; None: the model of the settings."""
     policy_ids: tuple[str, str]
-    """Of the first and the second agent."""
     split: Split
     queries: int
-    """Number of queries, the first of the split."""
     samples: int
-    """First answers per query."""
     temperatures: tuple[float, ...]
     solved_at: float
-    """Task reward from which an answer is right."""
 
     @property
     def batch_size(self) -> int:

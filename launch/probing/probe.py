@@ -26,13 +26,16 @@ RESULT = "probe.json"
 
 
 class ProbeResult(NamedTuple):
-    """The result of a probe."""
+    """The result of a probe.
+
+    Attributes:
+        figures: By temperature and name; see `compute_figures`.
+        dropped: Number of queries left out at some temperature, because the reward or feedback function failed.
+    """
 
     figures: dict[float, dict[str, Figure]]
-    """By temperature and name; see `compute_figures`."""
     advice: Advice
     dropped: int
-    """Number of queries left out at some temperature, because the reward or feedback function failed on a response."""
 
 
 def run_probe(plan: ProbePlan, path: Path, command: str, *, quiet: bool = False, debug: bool = False) -> ProbeResult:

@@ -21,29 +21,30 @@ if TYPE_CHECKING:
 
 
 class Answer(TypedDict):
-    """An answer in `responses.jsonl`."""
+    """An answer in `responses.jsonl`, with its number of generated tokens.
+
+    The task reward is None if the reward function failed and `on_reward_error` is `skip`.
+    """
 
     text: str
     length: int
-    """Generated tokens."""
     task_reward: float | None
-    """None if the reward function failed and `on_reward_error` is `skip`."""
 
 
 class ProbedSample(TypedDict):
-    """A line of `responses.jsonl`: a first answer to a query, and second answers to it."""
+    """A line of `responses.jsonl`: a first answer to a query, and second answers to it without and with feedback.
+
+    `query` is the query's index in its split. `feedback` is None for "solved"; it and `second_feedback` are missing
+    without a feedback function. If that failed and `on_reward_error` is `skip`, `second` is missing, too.
+    """
 
     temperature: float
     query: int
-    """The query's index in its split."""
     sample: int
     first: Answer
     second: NotRequired[Answer]
-    """Without feedback. Missing, like the rest, if the feedback function failed and `on_reward_error` is `skip`."""
     feedback: NotRequired[str | None]
-    """On the first answer; None: "solved". Missing if there is no feedback function."""
     second_feedback: NotRequired[Answer]
-    """With feedback. Missing if there is no feedback function."""
 
 
 def sample_answers(plan: ProbePlan, progress: ProgressPrinter) -> Iterator[list[ProbedSample]]:

@@ -57,17 +57,17 @@ STARTED_FILES = (
 """Files that a run may leave if it ends before its first checkpoint."""
 
 
-def new_folder(name: str, parent: Path = RUNS) -> Path:
-    """Creates a new folder `PARENT/NAME-TIME`. Concurrent processes get different folders."""
+def new_folder(name: str) -> Path:
+    """Creates a new folder `runs/NAME-TIME`. Concurrent processes get different folders."""
     safe_name = re.sub(r"[^\w.-]+", "-", name)
-    base = parent / f"{safe_name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    base = RUNS / f"{safe_name}-{time.strftime('%Y%m%d-%H%M%S')}"
     for number in itertools.count(1):
         path = base if number == 1 else base.with_name(f"{base.name}-{number}")
         try:
             path.mkdir(parents=True)
         except FileExistsError:
-            if not parent.is_dir():
-                raise CommandError(f"{parent} is a file. Move it, or choose a folder with --out.") from None
+            if not RUNS.is_dir():
+                raise CommandError(f"{RUNS} is a file. Move it, or choose a folder with --out.") from None
         except OSError as error:
             raise CommandError(f"The folder {path} cannot be created: {error.strerror}.") from error
         else:

@@ -78,13 +78,10 @@ def test_rows_of_a_file_get_the_same_answers_as_single_queries(
     ]
 
 
-def test_an_interrupted_job_leaves_no_file_and_can_be_repeated(
+def test_an_interrupted_job_leaves_no_file(
     policies_run: Run, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(trained_chain.MAX_BATCH_SIZE, "transformers", 2)
-    expected, out = tmp_path / "expected.jsonl", tmp_path / "out.jsonl"
-    assert generate(policies_run, source, expected, "--roles", "llm_1") == 0
-
     answer_all, batches = TrainedChain.answer_all, []
 
     def interrupted_answer_all(chain: TrainedChain, prompt_refs: Any) -> Any:
@@ -94,11 +91,8 @@ def test_an_interrupted_job_leaves_no_file_and_can_be_repeated(
         return answer_all(chain, prompt_refs)
 
     monkeypatch.setattr(TrainedChain, "answer_all", interrupted_answer_all)
-    assert generate(policies_run, source, out, "--roles", "llm_1") == 130
-    assert not out.exists()
-    assert generate(policies_run, source, out, "--roles", "llm_1") == 0
-    assert len(batches) == 4 and out.read_bytes() == expected.read_bytes()
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["expected.jsonl", "out.jsonl", "queries.jsonl"]
+    assert generate(policies_run, source, tmp_path / "out.jsonl", "--roles", "llm_1") == 130
+    assert [file.name for file in tmp_path.iterdir()] == ["queries.jsonl"]
 
 
 def test_tables_and_conversations_are_read(
