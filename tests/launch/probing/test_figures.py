@@ -137,7 +137,7 @@ SLOW_CASES = [pytest.param(*case, marks=pytest.mark.slow) for case in ((40, 0.2,
 
 @pytest.mark.parametrize(("queries", "p2", "p2_feedback"), [(60, 0.01, 0.03), *SLOW_CASES])
 def test_intervals_cover_the_true_values(queries: int, p2: float, p2_feedback: float) -> None:
-    trials = 200
+    trials = 100
     covered: dict[str, int] = {}
     for trial in range(trials):
         outcomes, truth = simulate(queries, 3, p2, p2_feedback, seed=trial)

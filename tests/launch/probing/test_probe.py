@@ -177,7 +177,8 @@ def test_a_runs_policies_give_the_answers_of_cory_generate(
     policies_run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ("--queries", "4", "--samples", "3", "--temperatures", "0.7", "--solved-at", "0.5", "--out", "out")
-    assert main(["probe", str(policies_run.path), "--roles", "llm_2,llm_1", "--checkpoint", "6", *options]) == 0
+    words = ("reward=lengths:even", "--roles", "llm_2,llm_1", "--checkpoint", "6")
+    assert main(["probe", str(policies_run.path), *words, *options]) == 0
     chain = TrainedChain(open_trained(policies_run.path, "6"), ("llm_2", "llm_1"), 0.7, policies_run.settings.seed)
     queries = chain.chain.task.queries("test")
     answers = chain.answer_all([(queries[query], sample) for query in range(4) for sample in range(3)])
@@ -187,9 +188,9 @@ def test_a_runs_policies_give_the_answers_of_cory_generate(
 
 
 def test_the_result_of_a_run_is_in_its_folder(policies_run: Run) -> None:
-    result = cory_rllib.probe(
-        policies_run.path, queries=3, samples=3, temperatures=[1.0], solved_at=0.5, quiet=True, max_response_tokens=4
-    )
+    options: dict[str, Any] = {"queries": 3, "samples": 3, "temperatures": [1.0], "solved_at": 0.5, "quiet": True}
+    settings: dict[str, Any] = {"max_response_tokens": 4, "reward": "lengths:even"}
+    result = cory_rllib.probe(policies_run.path, **options, **settings)
     assert list(result.figures) == [1.0] and result.advice.temperature == 1.0 and result.dropped == 0
     (file,) = (policies_run.path / "probe").glob("*/probe.json")
     assert file.parent.name.startswith("update_000005-")
