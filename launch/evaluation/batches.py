@@ -41,10 +41,9 @@ def open_results(
     """
     check_location(str(path), kind)
     make_folder(path)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(lock_folder(path))
-        if any(not entry.name.startswith(".") and entry.name != LOG for entry in path.iterdir()):
-            raise CommandError(f"{path} is not empty. Empty it, or choose another folder with --out.")
+    if any(not entry.name.startswith(".") and entry.name != LOG for entry in path.iterdir()):
+        raise CommandError(f"{path} is not empty. Empty it, or choose another folder with --out.")
+    with lock_folder(path) as stack:
         progress = ProgressPrinter(output.dup_stdout(), batches, quiet=quiet, bar=not debug)
         progress.print(f"Folder: {path}")
         if not debug:

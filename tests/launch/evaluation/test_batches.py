@@ -34,3 +34,7 @@ def test_work_that_failed_may_be_repeated_in_its_folder_but_results_are_not_over
         open_results(folder, "evaluation", 1, quiet=True, debug=False),
     ):
         pass
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(CommandError, match="is not empty"), open_results(tmp_path, "probe", 1, quiet=True, debug=False):
+        pass
+    assert not (tmp_path / ".lock").exists()  # nothing is written into a folder of other files
