@@ -87,7 +87,8 @@ def _evaluate(run: Path, temperature: float, queries: int, votes: list[int]) -> 
     options_given = ["--checkpoint", "latest", "--agents", "2", "--samples", str(max(votes)), "--queries", str(queries)]
     command = [*options_given, "--out", str(out), "--quiet", f"temperature={temperature:g}"]
     evaluate = [sys.executable, "-m", "cory_rllib", "evaluate", str(run), *command]
-    subprocess.run(evaluate, check=True, stdout=sys.stderr)
+    if not (out / "evaluation.json").exists():
+        subprocess.run(evaluate, check=True, stdout=sys.stderr)
     answers: dict[str, dict[int, list[Answer]]] = defaultdict(lambda: defaultdict(list))
     for lineup, query, answer in _answers(out / "responses.jsonl"):
         answers[LABELS[lineup]][query].append(answer)
@@ -110,16 +111,15 @@ def _answers(responses: Path) -> Iterator[tuple[str, int, Answer]]:
     """Yields who answered after whom, the query, and the answer."""
     with responses.open(encoding="utf-8") as lines:
         for line in lines:
-            for chain in json.loads(line).get("chains", ()):  # the first line is the identity of the evaluation
-                lineup, tokens = "", 0
-                for response in chain:
-                    lineup = f"{response['policy']}{' after ' * bool(lineup)}{lineup}"
-                    tokens += len(response["tokens"])
-                    yield (
-                        lineup,
-                        response["query"],
-                        Answer(response["text"], response["metrics"]["task_reward"], tokens),
-                    )
+            lineup, tokens = "", 0
+            for response in json.loads(line)["responses"]:
+                lineup = f"{response['policy']}{' after ' * bool(lineup)}{lineup}"
+                tokens += len(response["tokens"])
+                yield (
+                    lineup,
+                    response["query"],
+                    Answer(response["text"], response["metrics"]["task_reward"], tokens),
+                )
 
 
 def _vote(answers_to_query: list[Answer]) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,11 +12,10 @@ from cory_env.tasks import Query
 from cory_env.tasks.task import Split
 from cory_rllib.runs import Run, load_chain, load_run
 from launch.console.errors import CommandError
-from launch.evaluation.figures import PolicyScores, compute_scores
+from launch.evaluation.figures import PolicyScores
 from launch.models.trained import PolicySet, current_policies, open_trained
-from launch.run_folder.records import BatchRecord, GeneratedSample
+from launch.run_folder.records import GeneratedSample
 from launch.run_folder.storage import check_location
-from policies.models.model_names import AVERAGE_POLICY
 from policies.settings.settings import make_settings, reject_unknown_settings
 
 if TYPE_CHECKING:
@@ -86,9 +84,8 @@ def evaluate(
 ) -> dict[str, PolicyScores]:
     """Evaluates every policy on the bare query and in each later role of the chain.
 
-    For a run, the base model is evaluated too, and results are saved in the run's folder like those of `cory evaluate`;
-    an interrupted evaluation resumes from there. For an algorithm, its current weights are evaluated, and no file is
-    written.
+    For a run, the base model is evaluated too, and results are saved in the run's folder like those of `cory evaluate`.
+    For an algorithm, its current weights are evaluated, and no file is written.
 
     Args:
         source: an algorithm, a run, or a run's folder.
@@ -107,14 +104,14 @@ def evaluate(
 
     Raises:
         CommandError: the run or checkpoint does not exist, the split has no queries, a number is below 1, or the folder
-            contains another evaluation or is a URI.
-        KeyboardInterrupt: Ctrl-C stopped it; for a run, the same call resumes.
+            is not empty or is a URI.
     """
     if not isinstance(source, Run | str | Path):
         _reject_checkpoint(checkpoint)
         return _evaluate_algorithm(source, queries, samples, split)
     from launch.cluster import session
     from launch.evaluation import evaluation
+    from launch.evaluation.target import default_folder
     from launch.run_folder.layout import POLICIES
 
     def warn(text: str) -> None:
@@ -125,8 +122,7 @@ def evaluate(
     settings = make_settings({**evaluation.located_settings(run).model_dump(), "min_response_tokens": None})
     session.quiet_libraries(debug=True)
     plan = evaluation.plan_evaluation(settings, run, selected, split, queries, samples, warn)
-    folder = evaluation.default_folder(run.location, run, selected[1], plan.fingerprint)
-    folder = folder if out is None else _local_path(out, "evaluation")
+    folder = default_folder("evaluation", run.location, selected[1]) if out is None else _local_path(out, "evaluation")
     return evaluation.evaluate(plan, folder, f"cory_rllib.evaluate({run.location!r})", quiet=quiet, warn=warn)
 
 
@@ -147,7 +143,7 @@ def probe(
 ) -> ProbeResult:
     """Measures, without training, whether a second answer pays: see `cory probe` and docs/probe.md.
 
-    Results are saved in a folder like those of `cory probe`; an interrupted probe resumes from there.
+    Results are saved in a folder like those of `cory probe`.
 
         probe("smollm2", "code-smollm2", feedback="task", queries=100).advice.text
 
@@ -171,13 +167,13 @@ def probe(
 
     Raises:
         CommandError: an argument does not fit the source, the task does not define which answers are right, or the
-            folder contains another probe or is a URI.
+            folder is not empty or is a URI.
         SettingsError: a setting is invalid or conflicts with another.
-        KeyboardInterrupt: Ctrl-C stopped it; the same call resumes.
     """
     from launch.cluster import session
+    from launch.evaluation.target import default_folder
     from launch.probing.plan import plan_probe
-    from launch.probing.probe import probe_folder, run_probe
+    from launch.probing.probe import run_probe
 
     session.quiet_libraries(debug=True)
     target = source.location if isinstance(source, Run) else expand_home(str(source))
@@ -193,9 +189,11 @@ def probe(
         queries=queries,
         samples=samples,
         temperatures=temperatures,
+        solved_at=solved_at,
     )
-    folder = probe_folder(target, plan) if out is None else _local_path(out, "probe")
-    return run_probe(plan, folder, f"cory_rllib.probe({target!r})", solved_at=solved_at, quiet=quiet)
+    folder = None if out is None else _local_path(out, "probe")
+    folder = folder or default_folder("probe", target, plan.policies.folder if plan.policies else None)
+    return run_probe(plan, folder, f"cory_rllib.probe({target!r})", quiet=quiet)
 
 
 def export(
@@ -253,18 +251,10 @@ def _reject_checkpoint(checkpoint: str | int | None) -> None:
 
 
 def _evaluate_algorithm(algorithm: Cory, queries: int | None, samples: int, split: Split) -> dict[str, PolicyScores]:
-    from launch.evaluation.evaluation import evaluate_batch, make_plan
+    from launch.evaluation.evaluation import evaluate_lineup, make_plan
 
     task, checkpoint = algorithm.task, (algorithm.updates, Path())
     plan = make_plan(algorithm.settings, task, None, split, queries, samples, checkpoint)
-    batches: list[BatchRecord] = []
-    orders = []
-    for lineup, prompt_refs in plan.batches():
-        if lineup.trained:
-            average = algorithm.evaluator.average() if AVERAGE_POLICY in lineup.policy_ids else contextlib.nullcontext()
-            with average:
-                batches.append(
-                    BatchRecord(batch=len(batches), chains=evaluate_batch(algorithm, lineup, prompt_refs, split))
-                )
-                orders.append(lineup.names)
-    return compute_scores(batches, plan.scoring(task.solved_at), orders if plan.orders else (), plan.settings.agents)
+    lineups = [lineup for lineup in plan.lineups if lineup.trained]
+    chains = [chain for lineup in lineups for batch in evaluate_lineup(algorithm, plan, lineup) for chain in batch]
+    return plan.score(chains, task.solved_at)

@@ -154,8 +154,8 @@ def _probe(targets: Mapping[str, Sequence[str]], folder: Path) -> dict[str, Prob
 
 
 def _read_probe(folder: Path) -> Probe:
-    batches = [json.loads(line) for line in (folder / "responses.jsonl").read_text("utf-8").splitlines()[1:]]
-    samples = {sample["query"]: sample for batch in batches for sample in batch["samples"] if sample["sample"] == 0}
+    lines = [json.loads(line) for line in (folder / "responses.jsonl").read_text("utf-8").splitlines()]
+    samples = {sample["query"]: sample for sample in lines if sample["sample"] == 0}
     return Probe(json.loads((folder / "probe.json").read_text("utf-8"))["results"][0]["figures"], samples)
 
 

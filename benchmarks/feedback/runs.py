@@ -24,13 +24,15 @@ import numpy as np
 
 from benchmarks.feedback.design import PRESET, SHARED, Arm, prompt_lengths
 from benchmarks.record import BenchmarkError
+from launch.evaluation.batches import RESPONSES
 from launch.evaluation.figures import BASE
 from launch.experiments.results import StudyRun, result_file, round_significant
 from launch.experiments.study import Arm as StudyArm
 from launch.experiments.study import Study, to_cli_setting
 from launch.experiments.study_runs import ProcessResult, StudyJob, collect_result
-from launch.probing.figures import Outcomes, SecondAnswers, best_of, compute_figures
-from launch.probing.probe import RESULT
+from launch.probing.figures import Outcomes, best_of, compute_figures
+from launch.probing.probe import RESULT, collect_outcomes
+from launch.probing.sampler import ProbedSample
 from launch.run_folder.environment import Hardware, hardware, versions
 from launch.run_folder.records import Update
 from policies.files import atomic_write
@@ -187,7 +189,7 @@ def list_jobs(arms: Sequence[Arm], out: Path) -> list[Job]:
 
 
 def execute(job: Job) -> Result:
-    """Trains and probes; both continue if they were killed before.
+    """Trains and probes; a killed training continues.
 
     Raises:
         BenchmarkError: one of them failed.
@@ -204,6 +206,7 @@ def execute(job: Job) -> Result:
     measured, seconds = None, 0.0
     if training is None or training["status"] == "done":
         out = folder.with_suffix(".probe")
+        shutil.rmtree(out, ignore_errors=True)  # of a killed process
         start = time.monotonic()
         words = [str(folder) if word == "RUN" else word for word in job.measure_words]
         process_result = _run_command([*words, "--out", str(out), "--quiet"], job.study_job.output)
@@ -287,11 +290,18 @@ def read_measured(job: Job, folder: Path) -> dict[str, Measured]:
         folder: Of the probe or evaluation.
     """
     lengths = prompt_lengths(job.arm.settings or {})
+    with (folder / RESPONSES).open(encoding="utf-8") as lines:
+        responses = [json.loads(line) for line in lines]
     if job.measure_words[0] == "probe":
-        record = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-        return {f"{entry['temperature']:g}": measure(entry["outcomes"], lengths) for entry in record["results"]}
-    with (folder / "responses.jsonl").open(encoding="utf-8") as lines:  # the first line is the identity
-        chains = [chain for line in lines for chain in json.loads(line).get("chains", ())]
+        solved_at = json.loads((folder / RESULT).read_text(encoding="utf-8"))["solved_at"]
+        by_temperature: dict[float, list[ProbedSample]] = {}
+        for sample in responses:
+            by_temperature.setdefault(sample["temperature"], []).append(sample)
+        return {
+            f"{temperature:g}": measure(collect_outcomes(samples, solved_at, str.strip), lengths)
+            for temperature, samples in by_temperature.items()
+        }
+    chains = [chain["responses"] for chain in responses]
     trained = [chain for chain in chains if chain[0]["policy"] != BASE]
     return {f"{job.arm.probe.temperatures[0]:g}": measure_chains(trained, lengths)}
 
@@ -315,21 +325,13 @@ def measure_chains(chains: Sequence[Sequence[Mapping[str, Any]]], lengths: Seque
     return Measured(figures={}, best_of=[way_after(1)], chain=way_after(len(lengths)))
 
 
-def measure(record: Mapping[str, Any], lengths: Sequence[int]) -> Measured:
+def measure(outcomes: Outcomes, lengths: Sequence[int]) -> Measured:
     """Computes what is compared from the outcomes of a probe.
 
     Args:
-        record: `Outcomes` as in `probe.json`.
+        outcomes: Of a probe with feedback, at one temperature.
         lengths: Tokens of the first and the second agent's prompt.
     """
-    outcomes = Outcomes(
-        right=np.array(record["right"], bool),
-        length=np.array(record["length"], float),
-        answers=np.array(record["answers"]),
-        second=_second(record["second"]),
-        accepted=np.array(record["accepted"], bool),
-        second_feedback=_second(record["second_feedback"]),
-    )
     ones = outcomes._replace(length=np.ones_like(outcomes.length))
     figures = compute_figures(outcomes)
     assert outcomes.accepted is not None
@@ -355,10 +357,6 @@ def measure(record: Mapping[str, Any], lengths: Sequence[int]) -> Measured:
             prompt_tokens=lengths[0] + asked_again * lengths[1],
         ),
     )
-
-
-def _second(record: Mapping[str, Any]) -> SecondAnswers:
-    return SecondAnswers(np.array(record["right"], bool), np.array(record["length"], float))
 
 
 def _run_command(words: Sequence[str], output: Path) -> ProcessResult:

@@ -10,20 +10,13 @@ from typing import Annotated
 import typer
 
 from cory_env.tasks.task import Split
-from launch.console.cli import CheckpointOption, Debug, Quiet, local_path, path_or_uri
+from launch.console.cli import CheckpointOption, Debug, Quiet, SolvedAt, Target, local_path
 from launch.console.errors import CommandError
 
 
 def evaluate(
     context: typer.Context,
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN|MODEL",
-            parser=path_or_uri,
-            help="Folder of a run; or folder, hub id or bundled name of a model.",
-        ),
-    ],
+    target: Target,
     words: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings.")] = None,
     checkpoint: CheckpointOption = None,
     agents: Annotated[
@@ -32,16 +25,11 @@ def evaluate(
     split: Annotated[Split, typer.Option(help="Split of the queries.")] = "test",
     queries: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the first N queries.")] = None,
     samples: Annotated[int, typer.Option(min=1, metavar="N", help="Responses per query.")] = 4,
-    solved_at: Annotated[
-        float | None,
-        typer.Option(metavar="X", help="Minimum task reward of a correct response. [default: the task's]"),
-    ] = None,
+    solved_at: SolvedAt = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR",
-            parser=local_path,
-            help="Folder of the evaluation. [default: in RUN/evaluation; for models in ./evaluations]",
+            metavar="DIR", parser=local_path, help="New folder. [default: in RUN/evaluation or ./evaluations]"
         ),
     ] = None,
     quiet: Quiet = False,
@@ -55,15 +43,16 @@ def evaluate(
       If chains can stop (stop_when), also each chain's last answer, with the tokens that it took per query.
       If policies start from different models, the base of each is evaluated in the same roles and orders.
 
-    Metrics: task reward, KL to the base, combined reward, length, EOS rate, distinct-1 and -2 (over all responses to a
-    query), and pass@k if the task defines correct responses; with 95 % intervals.
+    Metrics: task reward, KL to the base, combined reward, length, EOS rate, and pass@k if the task defines correct
+    responses; with 95 % intervals.
 
     Settings: a run uses its own, a model the defaults, so set its task. KEY=VALUE changes them, except those that
     define the policies. `data=FILE` evaluates on all of FILE. Chains are generated in batches as large as those of an
     update; `seed` seeds the sampling of responses.
 
-    Repeat the command to continue a killed evaluation. Only the policies' weights are read from the checkpoint, no
-    pickles. Rewards run code: those of the run, also one pickled in its config.yaml. Evaluate only your own runs.
+    The results are written when all responses are evaluated, never a part of them. Only the policies' weights are read
+    from the checkpoint, no pickles. Rewards run code: those of the run, also one pickled in its config.yaml. Evaluate
+    only your own runs.
 
     Examples:
       cory evaluate runs/NAME
@@ -77,7 +66,7 @@ def evaluate(
     from launch.display.tables import print_tables
     from launch.evaluation import evaluation
     from launch.evaluation.figures import score_tables
-    from launch.evaluation.target import find_run, target_settings
+    from launch.evaluation.target import default_folder, find_run, target_settings
     from launch.run_folder.layout import POLICIES
 
     session.quiet_libraries(debug)
@@ -87,16 +76,14 @@ def evaluate(
     run_checkpoint = run.checkpoints.choose(checkpoint, POLICIES) if run else None
     settings = target_settings(target, run, parse_overrides(words or ()), agents)
     plan = evaluation.plan_evaluation(settings, run, run_checkpoint, split, queries, samples, _warn)
-    if out is None:
-        out = evaluation.default_folder(target, run, run_checkpoint[1] if run_checkpoint else None, plan.fingerprint)
+    out = out or default_folder("evaluation", target, run_checkpoint and run_checkpoint[1])
     if not quiet:
         print(f"Evaluating {target} on task {plan.task.name}: {plan.queries} {split} queries × {samples} responses.")
     command = shlex.join(["cory", "evaluate", *context.meta["words"]])
     scores = evaluation.evaluate(plan, out, command, solved_at=solved_at, quiet=quiet, debug=debug, warn=_warn)
     if not quiet:
-        figures = next(iter(scores.values()))["figures"]
-        print_tables(sys.stdout, *score_tables(scores, list(figures)))
-    print(f"Results     {out / 'evaluation.json'}")
+        print_tables(sys.stdout, *score_tables(scores))
+    print(f"Results     {out / evaluation.RESULT}")
 
 
 def _warn(text: str) -> None:

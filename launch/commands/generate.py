@@ -15,7 +15,6 @@ from launch.console.cli import AsJson, CheckpointOption, Debug, RunArgument, loc
 from launch.console.errors import CommandError
 
 if TYPE_CHECKING:
-    from cory_env.message import Message
     from launch.models.trained_chain import TrainedChain
     from launch.run_folder.records import GeneratedSample
 
@@ -25,8 +24,7 @@ def generate(
     query: Annotated[str | None, typer.Argument(help="The query.")] = None,
     checkpoint: CheckpointOption = None,
     roles: Annotated[
-        str | None,
-        typer.Option(metavar="P,...", help="Policies in chain order. [default: as after training]"),
+        str | None, typer.Option(metavar="P,...", help="Policies in chain order. [default: as after training]")
     ] = None,
     temperature: Annotated[
         float | None, typer.Option(min=0, metavar="T", help="0: greedy decoding. [default: the run's]")
@@ -48,8 +46,7 @@ def generate(
 ) -> None:
     """Answer queries with the policies of a run, in chain order.
 
-    Without QUERY, queries are read from standard input, one per line, or interactively at a terminal. If the run has
-    chat=true, interactive queries form a conversation; /new starts another one.
+    Without QUERY, queries are read from standard input, one per line. For conversations, see `cory serve`.
 
     --in FILE answers all rows of a data file in large batches, with vLLM if it is installed, and writes --out
     atomically. FILE?query_column=COLUMN sets the query column (default: query), whose values may be lists of messages
@@ -106,24 +103,17 @@ def generate(
 
 
 def _answer_queries(chain: TrainedChain, query: str | None, samples: int, as_json: bool) -> None:
-    """Answers the query; or interactive queries until Ctrl-D; or the lines of standard input."""
+    """Answers the query; without one the lines of standard input, at a terminal until Ctrl-D."""
     from cory_env.prompt_encoder import PromptError
     from cory_env.tasks import Query
 
     is_interactive = query is None and sys.stdin.isatty() and sys.stdout.isatty()
-    history: list[Message] | None = None
-    if is_interactive and chain.chain.encoders[0].chat is not None:
-        history = []
-        print("Each query continues the conversation; /new starts another one.")
     chain.check_feedback([Query(0, query or "")])
     _ = chain.generator  # loads the policies
     for number, text in enumerate(_read_queries(is_interactive) if query is None else [query]):
-        if history is not None and text.strip() == "/new":
-            history = []
-            continue
         try:
             for sample in range(samples):
-                answer = chain.answer(number, text, history=history, sample=sample)
+                answer = chain.answer(number, text, sample=sample)
                 if as_json:
                     print(json.dumps(answer), flush=True)
                 else:
@@ -132,10 +122,6 @@ def _answer_queries(chain: TrainedChain, query: str | None, samples: int, as_jso
             if not is_interactive:
                 raise
             print(error)
-        else:
-            if history is not None:
-                history.append({"role": "user", "content": text})
-                history.append({"role": "assistant", "content": answer["responses"][-1]["text"]})
 
 
 def print_answer(answer: GeneratedSample, *, print_query: bool) -> None:

@@ -10,20 +10,13 @@ from typing import Annotated
 import typer
 
 from cory_env.tasks.task import Split
-from launch.console.cli import CheckpointOption, Debug, Quiet, local_path, path_or_uri
+from launch.console.cli import CheckpointOption, Debug, Quiet, SolvedAt, Target, local_path
 from launch.console.errors import CommandError
 
 
 def probe(
     context: typer.Context,
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN|MODEL",
-            parser=path_or_uri,
-            help="Folder of a run; or folder, hub id or bundled name of a model.",
-        ),
-    ],
+    target: Target,
     words: Annotated[
         list[str] | None,
         typer.Argument(metavar="PRESET|FILE|KEY=VALUE", help="For a model, a preset or YAML file; and settings."),
@@ -34,22 +27,14 @@ def probe(
     queries: Annotated[int, typer.Option(min=2, metavar="N", help="Number of queries, the first of the split.")] = 300,
     samples: Annotated[int, typer.Option(min=3, metavar="N", help="First answers per query.")] = 4,
     split: Annotated[Split, typer.Option(help="Split of the queries.")] = "test",
-    solved_at: Annotated[
-        float | None,
-        typer.Option(metavar="X", help="Minimum task reward of a right answer. [default: the task's]"),
-    ] = None,
+    solved_at: SolvedAt = None,
     checkpoint: CheckpointOption = None,
     roles: Annotated[
-        str | None,
-        typer.Option(metavar="P,P", help="Policies of the first and the second agent. [default: as after training]"),
+        str | None, typer.Option(metavar="P,P", help="Policies of the two agents. [default: as after training]")
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            parser=local_path,
-            help="Folder of the result. [default: in RUN/probe; for models in ./probes]",
-        ),
+        typer.Option(metavar="DIR", parser=local_path, help="New folder. [default: in RUN/probe or ./probes]"),
     ] = None,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -68,7 +53,7 @@ def probe(
     Settings: a run uses its own; a model those of a preset or file, or else the defaults, except those that define
     the policies. KEY=VALUE changes them. `data=FILE` takes the queries from FILE; `seed` seeds sampling.
 
-    Repeat the command to continue a killed probe. The policies' weights are read from the checkpoint, no pickles.
+    The policies' weights are read from the checkpoint, no pickles.
 
     Examples:
       cory probe drafts-llama-tiny drafts-tiny
@@ -82,8 +67,9 @@ def probe(
     session.quiet_libraries(debug)
     from launch.console.configuration import parse_overrides, split_arguments
     from launch.display.tables import print_tables
+    from launch.evaluation.target import default_folder
     from launch.probing.plan import plan_probe
-    from launch.probing.probe import RESULT, probe_folder, run_probe
+    from launch.probing.probe import RESULT, run_probe
     from launch.probing.tables import probe_tables, text_lines
 
     arguments = split_arguments(words or ())
@@ -99,15 +85,16 @@ def probe(
         queries=queries,
         samples=samples,
         temperatures=_parse_temperatures(temperatures),
+        solved_at=solved_at,
     )
-    folder = probe_folder(target, plan) if out is None else out
+    out = out or default_folder("probe", target, plan.policies.folder if plan.policies else None)
     if not quiet:
         print(
             f"Probing {target} on task {plan.task.name}: {plan.queries} {split} queries × {samples} answers, "
             f"{'with feedback' if plan.task.feedback else 'without a feedback function'}."
         )
     command = shlex.join(["cory", "probe", *context.meta["words"]])
-    result = run_probe(plan, folder, command, solved_at=solved_at, quiet=quiet, debug=debug)
+    result = run_probe(plan, out, command, quiet=quiet, debug=debug)
     if result.dropped:
         print(
             f"Warning: {result.dropped} of {plan.queries} queries are left out: rewards or feedback failed on them.",
@@ -117,7 +104,7 @@ def probe(
         print()
         print_tables(sys.stdout, *probe_tables(result.figures))
         print(*text_lines(result.figures, result.advice), sep="\n")
-    print(f"Results     {folder / RESULT}")
+    print(f"Results     {out / RESULT}")
 
 
 def _parse_temperatures(text: str) -> list[float]:

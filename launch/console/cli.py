@@ -127,6 +127,15 @@ def local_path(word: str) -> Path:
 
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", parser=path_or_uri, help="The run's folder.")]
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN|MODEL", parser=path_or_uri, help="A run's folder; or a model's folder, hub id or name."
+    ),
+]
+SolvedAt = Annotated[
+    float | None, typer.Option(metavar="X", help="Minimum task reward of a right answer. [default: the task's]")
+]
 Words = Annotated[
     list[str] | None,
     typer.Argument(metavar="PRESET|FILE|KEY=VALUE", help="A preset or YAML file, and settings."),

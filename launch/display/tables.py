@@ -24,8 +24,6 @@ METRIC_FORMATS = {
     "combined_reward": MetricFormat("combined", "{:+.2f}"),
     "response_length": MetricFormat("length", "{:.1f}"),
     "eos_rate": MetricFormat("EOS rate", "{:.2f}"),
-    "distinct_1": MetricFormat("distinct-1", "{:.2f}"),
-    "distinct_2": MetricFormat("distinct-2", "{:.2f}"),
 }
 CHAIN_METRIC_FORMATS = {"chain_tokens": MetricFormat("tokens per query", "{:.1f}")}
 MAIN_METRICS = ("task_reward", "kl", "combined_reward")

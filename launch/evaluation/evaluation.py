@@ -1,74 +1,70 @@
-"""Evaluates policies batch by batch, in a folder from which a killed evaluation resumes.
+"""Evaluates policies batch by batch, with all results in a folder.
 
-responses.jsonl   the identity of the evaluation, then a line per completed batch with its responses
-evaluation.json   the metrics, written when all batches are completed
+responses.jsonl   a line per chain, with its responses
+evaluation.json   the metrics, and what they depend on
 log.txt           the output of libraries and rewards
 """
 
 import contextlib
-import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cory_env.tasks import Split, Task
 from launch.cluster import session
 from launch.cluster.gpus import check_gpus
 from launch.console.errors import CommandError
 from launch.display.terminal import ProgressPrinter
-from launch.evaluation.batches import Batches, open_batches, show_work
+from launch.evaluation.batches import RESPONSES, open_results, show_progress, write_lines
 from launch.evaluation.figures import BASE, PolicyScores, Scoring, compute_scores
-from launch.run_folder import manifest
 from launch.run_folder.checkpoints import UNTRAINED
 from launch.run_folder.environment import versions
 from launch.run_folder.final import measure_chains
-from launch.run_folder.locations import PATH_SETTINGS, locate_files
-from launch.run_folder.records import BatchRecord, EvaluatedResponse, to_json
+from launch.run_folder.locations import locate_files
+from launch.run_folder.records import EvaluatedChain, to_json
 from launch.run_folder.run import Run
 from launch.run_folder.sources import SPLITS, Sources, collect_sources, find_changes, public_task_fields
 from launch.training import preflight
 from policies.files import atomic_write
 from policies.models.model_names import AVERAGE_POLICY
+from policies.rollout.prompt_sampling import PromptRef
 from policies.rollout.role_mapping import RoleMapping, make_orders
 from policies.settings.processes import processes
-from policies.settings.settings import BY_CONTENT, Settings, settings_in_categories
+from policies.settings.settings import Settings, settings_in_categories
 
 if TYPE_CHECKING:
     from policies.cory import Cory
 
-RESPONSE_SETTINGS = set(settings_in_categories("task", "policy", "sampling")) - {*PATH_SETTINGS}
-"""Settings that affect responses or their metrics, except file names, because `Sources` has checksums of the files."""
+RESULT = "evaluation.json"
 
 
 class Lineup(NamedTuple):
-    """The policies that respond: one alone, or a whole chain. A pioneer's responses are those it gives alone."""
+    """The policies that respond, and their names in the results: one alone, or a whole chain, by position.
+
+    A pioneer's responses are those it gives alone.
+    """
 
     trained: bool
     policy_ids: tuple[str, ...]
     names: tuple[str, ...]
-    """Their names in the results, by position."""
-
-
-EvaluationBatch = tuple[Lineup, list[tuple[int, int]]]
-"""A lineup, and pairs of query index and sample index."""
 
 
 class EvaluationPlan(NamedTuple):
-    """An evaluation, with everything its responses depend on."""
+    """An evaluation of samples to each of the first queries of a split, with everything its responses depend on.
+
+    `checkpoint` has the update and folder of the run's checkpoint; None: only the model is evaluated. `sources` is None
+    for an algorithm in memory.
+    """
 
     settings: Settings
     task: Task
     sources: Sources | None
-    """Checksums of the files and models used; None: an algorithm in memory, whose evaluation has no identity."""
     split: Split
     queries: int
-    """Number of queries, the first of the split."""
     samples: int
-    """Responses of each policy to each query."""
     checkpoint: tuple[int, Path] | None
-    """The update and folder of the run's checkpoint; None: only the model."""
 
     @property
     def lineups(self) -> list[Lineup]:
@@ -97,46 +93,17 @@ class EvaluationPlan(NamedTuple):
             orders.append(tuple(AVERAGE_POLICY if name in policy_ids else name for name in orders[0]))
         return lineups + [Lineup(True, order, order) for order in orders]
 
-    def batches(self) -> list[EvaluationBatch]:
-        """All batches in order; the batch size is the number of chains per update."""
+    def batches(self) -> list[list[PromptRef]]:
+        """The queries and samples of each lineup; a batch is as large as the chains of an update."""
         size = self.settings.chains
-        prompt_refs = [(query, sample) for query in range(self.queries) for sample in range(self.samples)]
-        chunks = [prompt_refs[start : start + size] for start in range(0, len(prompt_refs), size)]
-        return [(lineup, chunk) for lineup in self.lineups for chunk in chunks]
+        prompt_refs = [PromptRef(query, sample) for query in range(self.queries) for sample in range(self.samples)]
+        return [prompt_refs[start : start + size] for start in range(0, len(prompt_refs), size)]
 
-    def identity(self) -> dict[str, Any]:
-        """Everything the responses depend on, as JSON: plans with equal identities give the same responses."""
-        assert self.sources is not None
-        split = self.split if self.split in self.sources.queries else "test"
-        settings = self.settings.public_dict() | {"eval_kl_coef": self.settings.report_kl_coef}
-        return {
-            "average": self.settings.eval_average,
-            "settings": {name: value for name, value in settings.items() if name in RESPONSE_SETTINGS},
-            "at_once": self.settings.chains,
-            "functions": self.sources.functions,
-            "prompts": public_task_fields(self.sources.task),
-            "llms": {policy_id: asdict(source) for policy_id, source in self.sources.llms.items()},
-            "checkpoint": self.checkpoint
-            and {"update": self.checkpoint[0], "checksum": manifest.manifest_checksum(self.checkpoint[1])},
-            "split": self.split,
-            "data": {"queries": self.queries, "digest": self.sources.queries[split].digest},
-            "samples": self.samples,
-        }
-
-    @property
-    def orders(self) -> list[tuple[str, ...]]:
-        """If chains can stop: per batch, the names of the policies by position; see `compute_scores`."""
-        return [] if self.settings.stop_when is None else [lineup.names for lineup, _ in self.batches()]
-
-    def scoring(self, solved_at: float | None) -> Scoring:
-        """Returns how responses are scored, with pass@1, 2, 4, … up to the number of samples."""
+    def score(self, chains: list[EvaluatedChain], solved_at: float | None) -> dict[str, PolicyScores]:
+        """Computes the metrics; with `solved_at` also pass@1, 2, 4, … up to the number of samples."""
         ks = [] if solved_at is None else [2**power for power in range(self.samples.bit_length())]
-        return Scoring(self.queries, self.settings.report_kl_coef, solved_at, ks, self.settings.seed)
-
-    @property
-    def fingerprint(self) -> str:
-        """A short hash of the identity."""
-        return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:8]
+        scoring = Scoring(self.queries, self.settings.report_kl_coef, solved_at, ks, self.settings.seed)
+        return compute_scores(chains, scoring, self.settings.agents, can_stop=self.settings.stop_when is not None)
 
 
 def plan_evaluation(
@@ -198,38 +165,32 @@ def evaluate(
     debug: bool = False,
     warn: Callable[[str], None],
 ) -> dict[str, PolicyScores]:
-    """Evaluates the remaining batches and writes `evaluation.json`.
+    """Evaluates the plan and writes the results.
 
     Args:
-        path: The evaluation's folder: new, empty, or with the same evaluation to resume.
+        path: The evaluation's folder, new or empty.
         solved_at: Task reward from which a response is correct; None: the task's.
 
     Returns:
         By label, the metrics of each policy in each role.
     """
-    identity = plan.identity()  # computed first: a run that is still training may delete the checkpoint
-    with open_batches(path, "evaluation", identity, plan.batches(), quiet=quiet, debug=debug) as (batches, progress):
-        if batches.done < len(batches.work):
-            with show_work(progress, path / "log.txt", debug=debug) as interrupts, contextlib.ExitStack() as stack:
-                progress.stage("Starting Ray")
-                stack.enter_context(session.ray_session(processes(plan.settings), debug))
-                interrupts.install()  # Ray has replaced the SIGTERM handler
-                _run_batches(plan, batches, progress)
-        results = cast(list[BatchRecord], batches.results)
-        scoring = plan.scoring(plan.task.solved_at if solved_at is None else solved_at)
-        scores = compute_scores(results, scoring, plan.orders, plan.settings.agents)
-        if not scores:
+    assert plan.sources is not None
+    solved_at = plan.task.solved_at if solved_at is None else solved_at
+    planned_chains = len(plan.lineups) * plan.queries * plan.samples
+    batches = len(plan.lineups) * len(plan.batches())
+    with open_results(path, "evaluation", batches, quiet=quiet, debug=debug) as (progress, interrupts):
+        progress.stage("Starting Ray")
+        with session.ray_session(processes(plan.settings), debug):
+            interrupts.install()  # Ray has replaced the SIGTERM handler
+            results = show_progress(_evaluate_lineups(plan, progress), batches, progress)
+            chains = [chain for batch in results for chain in batch]
+        if not chains:
             raise CommandError("The reward failed on every response. Fix the reward function.")
-        planned_chains = len(plan.lineups) * plan.queries * plan.samples
-        if dropped := planned_chains - sum(len(batch["chains"]) for batch in results):
-            functions = "The reward" if plan.task.feedback is None else "The reward or the feedback"
-            warn(f"{functions} failed on {dropped} of {planned_chains} chains. They are left out.")
+        scores, dropped = plan.score(chains, solved_at), planned_chains - len(chains)
         record = {
             "command": command,
-            "versions": versions(),
-            **identity,
-            "names": {key: getattr(plan.settings, key) for key in BY_CONTENT},
-            "scoring": scoring._asdict(),
+            **describe_inputs(plan.settings, plan.sources, plan.checkpoint and plan.checkpoint[0]),
+            **{"split": plan.split, "queries": plan.queries, "samples": plan.samples, "solved_at": solved_at},
             "dropped": dropped,
             "rows": {
                 label: {
@@ -239,63 +200,61 @@ def evaluate(
                 for label, policy_scores in scores.items()
             },
         }
-        atomic_write(path / "evaluation.json", json.dumps(to_json(record), indent=1, ensure_ascii=False) + "\n")
+        write_lines(path / RESPONSES, chains)
+        atomic_write(path / RESULT, json.dumps(to_json(record), indent=1, ensure_ascii=False) + "\n")
+    if dropped:
+        functions = "The reward" if plan.task.feedback is None else "The reward or the feedback"
+        warn(f"{functions} failed on {dropped} of {planned_chains} chains. They are left out.")
     return scores
 
 
-def _run_batches(plan: EvaluationPlan, batches: Batches[EvaluationBatch], progress: ProgressPrinter) -> None:
-    """Evaluates the remaining batches: first those of the base, then the others with the checkpoint's weights."""
+def describe_inputs(settings: Settings, sources: Sources, update: int | None) -> dict[str, Any]:
+    """Returns, as JSON, what responses depend on: settings, data, models and code.
+
+    Args:
+        update: Of the run's checkpoint; None: there is no run.
+    """
+    values = asdict(sources)
+    return {
+        "versions": versions(),
+        "settings": settings.public_dict(),
+        "sources": {name: values[name] for name in ("queries", "llms", "functions")}
+        | {"task": public_task_fields(sources.task)},
+        "update": update,
+    }
+
+
+def _evaluate_lineups(plan: EvaluationPlan, progress: ProgressPrinter) -> Iterator[list[EvaluatedChain]]:
+    """Yields the chains of each batch: first those of the base, then the others with the checkpoint's weights."""
     from policies.cory import CoryConfig
 
     progress.stage("Loading the models")
     config = CoryConfig().cory(**plan.settings.model_dump()).cory(start_from=None)
     algo = config.build_algo()  # its policies are the base
-    current: Lineup | None = None
-    temporary_weights = contextlib.ExitStack()  # the average, during its lineup
-
-    def evaluate_next(batch: EvaluationBatch) -> dict[str, object]:
-        nonlocal current
-        lineup, prompt_refs = batch
-        if lineup != current:
-            temporary_weights.close()
-            if lineup.trained and not (current and current.trained) and plan.checkpoint is not None:
-                update, checkpoint = plan.checkpoint
-                if not checkpoint.is_dir():
-                    raise CommandError(f"{checkpoint} was deleted by the continuing run. Evaluate a later checkpoint.")
-                algo.load_policies(checkpoint, update)
-            progress.stage(f" {progress.arrow} ".join(lineup.names))
-            if AVERAGE_POLICY in lineup.policy_ids:
-                temporary_weights.enter_context(algo.evaluator.average())
-            current = lineup
-        return {"chains": evaluate_batch(algo, lineup, prompt_refs, plan.split)}
-
-    batches.run(evaluate_next, progress)
+    progress.start_clock()
+    checkpoint = plan.checkpoint
+    for lineup in plan.lineups:
+        if lineup.trained and checkpoint is not None:
+            update, folder = checkpoint
+            if not folder.is_dir():
+                raise CommandError(f"{folder} was deleted by the continuing run. Evaluate a later checkpoint.")
+            algo.load_policies(folder, update)
+            checkpoint = None
+        progress.stage(f" {progress.arrow} ".join(lineup.names))
+        yield from evaluate_lineup(algo, plan, lineup)
     algo.stop()
 
 
-def evaluate_batch(
-    algo: "Cory", lineup: Lineup, prompt_refs: Sequence[tuple[int, int]], split: Split
-) -> list[list[EvaluatedResponse]]:
-    """Evaluates a batch with an algorithm that has the lineup's weights; see `measure_chains`.
-
-    For the `AVERAGE_POLICY`, call it within `Evaluator.average`.
-    """
-    from policies.rollout.prompt_sampling import PromptRef
-
+def evaluate_lineup(algo: "Cory", plan: EvaluationPlan, lineup: Lineup) -> Iterator[list[EvaluatedChain]]:
+    """Yields the chains of each batch, by an algorithm that has the lineup's weights; see `measure_chains`."""
     first = algo.settings.policy_ids[0]  # has the average weights within `Evaluator.average`
     policy_ids = tuple(first if policy_id == AVERAGE_POLICY else policy_id for policy_id in lineup.policy_ids)
     mapping = RoleMapping(algo.settings.agents[: len(policy_ids)], policy_ids)
-    return measure_chains(
-        algo, mapping, lineup.names, [PromptRef(query, sample) for query, sample in prompt_refs], split
-    )
-
-
-def default_folder(target: str, run: Run | None, checkpoint: Path | None, fingerprint: str) -> Path:
-    """Returns the default folder: inside the run's folder, or in `./evaluations` for models."""
-    name = fingerprint if checkpoint is None else f"{checkpoint.name}-{fingerprint}"
-    if run is not None:
-        return run.path / "evaluation" / name
-    return Path("evaluations", f"{Path(target).resolve().name}-{name}")
+    is_average = AVERAGE_POLICY in lineup.policy_ids
+    with algo.evaluator.average() if is_average else contextlib.nullcontext():
+        for prompt_refs in plan.batches():
+            chains = measure_chains(algo, mapping, lineup.names, prompt_refs, plan.split)
+            yield [EvaluatedChain(policies=lineup.names, responses=chain) for chain in chains]
 
 
 def located_settings(run: Run) -> Settings:

@@ -1,4 +1,4 @@
-"""Metrics of an evaluation, computed from its recorded responses, and their tables."""
+"""Metrics of an evaluation, computed from its responses, and their tables."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,11 +7,10 @@ from typing import NamedTuple, TypedDict
 import numpy as np
 from rich.table import Table
 
-from cory_env.chain_settings import role_names
-from launch.display.statistics import Estimate, column_cis, mean_ci
-from launch.display.tables import METRIC_FORMATS, metric_format, new_table
+from launch.display.statistics import Estimate, column_cis
+from launch.display.tables import metric_format, new_table
 from launch.run_folder.final import CHAIN_TOKENS
-from launch.run_folder.records import BatchRecord, EvaluatedResponse, with_shown_kl
+from launch.run_folder.records import EvaluatedChain, MetricValues, with_shown_kl
 
 UNBOUNDED_METRICS = ("kl", "response_length", CHAIN_TOKENS)
 """Amounts of nats or tokens, which are never binary, even if all values are 0 or 1."""
@@ -24,48 +23,34 @@ BASE = "base"
 
 
 class Scoring(NamedTuple):
-    """Parameters of the metrics."""
+    """Parameters of the metrics.
+
+    `kl_coef` is the weight of the KL in the combined reward; `solved_at` the task reward from which a response is
+    correct, for pass@k with each of `ks`.
+    """
 
     queries: int
     kl_coef: float
-    """Weight of the KL in the combined reward."""
     solved_at: float | None
-    """Task reward from which a response is correct; None: no pass@k."""
     ks: Sequence[int]
     seed: int
 
-    @property
-    def names(self) -> list[str]:
-        """The metrics, in order."""
-        return [*METRIC_FORMATS, *(f"pass@{k}" for k in self.ks)]
-
 
 class PolicyScores(TypedDict):
-    """The metrics of one policy in one role, or of the last answers of a chain."""
+    """The metrics of one policy in one role, or of the last answers of a chain.
+
+    `policy` has for last answers the policies of the chain in order, such as `llm_1,llm_2`. `after` is in a chain of
+    two the policy whose response it saw; otherwise None.
+    """
 
     policy: str
-    """For last answers, the policies of the chain in order, such as `llm_1,llm_2`."""
     role: str
     after: str | None
-    """In a chain of two, the policy whose response it saw; otherwise None."""
     figures: dict[str, Estimate]
 
 
-class _Row(NamedTuple):
-    """Collects the responses to score together."""
-
-    scores: PolicyScores
-    responses: dict[int, list[EvaluatedResponse]]
-    """By query."""
-    chain_tokens: dict[int, list[int]]
-    """By query, the number of tokens that each chain generated; only for last answers."""
-
-
 def compute_scores(
-    batches: Sequence[BatchRecord],
-    scoring: Scoring,
-    orders: Sequence[Sequence[str]] = (),
-    agents: Sequence[str] | None = None,
+    chains: Sequence[EvaluatedChain], scoring: Scoring, agents: Sequence[str], *, can_stop: bool = False
 ) -> dict[str, PolicyScores]:
     """Computes the metrics by label: first all policies on the bare query, as pioneers, then in later roles.
 
@@ -74,115 +59,82 @@ def compute_scores(
     samples that were left.
 
     Args:
-        orders: If chains can stop, per batch the names of the policies by position. Then the last answer of each order
-            is scored too, with the tokens that its chains generated per query. Empty: all chains are equally long.
-        agents: The names of the agents by position; None: a pioneer and observers.
+        agents: The names of the agents by position.
+        can_stop: Whether chains can stop. Then the last answer of each order of policies is scored too, with the tokens
+            that its chains generated per query.
     """
-    rows: dict[str, _Row] = {}
+    scores: dict[str, PolicyScores] = {}
+    measured: dict[str, dict[int, list[MetricValues]]] = {}  # by label and query
 
-    def row(label: str, policy: str, role: str, after: str | None = None) -> _Row:
-        return rows.setdefault(label, _Row(PolicyScores(policy=policy, role=role, after=after, figures={}), {}, {}))
+    def add(label: str, policy: str, role: str, after: str | None, query: int, metrics: MetricValues) -> None:
+        scores.setdefault(label, PolicyScores(policy=policy, role=role, after=after, figures={}))
+        measured.setdefault(label, {}).setdefault(query, []).append(metrics)
 
-    chains = [chain for batch in batches for chain in batch["chains"]]
-    num_positions = len(orders[0] if orders else chains[0]) if chains else 0
-    roles = (agents or role_names(num_positions))[:num_positions] if chains else ()
-    for position, role in enumerate(roles):
-        for chain in chains:
-            if position >= len(chain):
-                continue
-            response = chain[position]
-            policy = response["policy"]
-            after = chain[0]["policy"] if position == 1 and len(roles) == 2 else None
+    num_positions = max((len(chain["policies"]) for chain in chains), default=0)
+    for position, role in enumerate(agents[:num_positions]):
+        for chain in (chain for chain in chains if len(chain["responses"]) > position):
+            response, policy = chain["responses"][position], chain["policies"][position]
+            after = chain["policies"][0] if position == 1 and num_positions == 2 else None
             label = f"{policy} after {after}" if after else f"{policy} as {role}" if position else policy
-            response = _with_bare_kl(response) if position == len(roles) - 1 else response
-            row(label, policy, role, after).responses.setdefault(response["query"], []).append(response)
-    for batch, names in zip(batches, orders, strict=True) if orders and len(roles) > 1 else ():
-        for chain in batch["chains"]:
-            last = row(" then ".join(names), ",".join(names), LAST_ANSWER)
-            query, tokens = chain[-1]["query"], sum(len(response["tokens"]) for response in chain)
-            last.responses.setdefault(query, []).append(_with_bare_kl(chain[-1]))
-            last.chain_tokens.setdefault(query, []).append(tokens)
-    if rows:
-        values = [_query_values(group, scoring) for group in rows.values()]
-        names = [name for group in rows.values() for name in _figure_names(group, scoring)]
-        estimates = iter(_estimates(np.hstack(values), names, scoring))
-        for group in rows.values():
-            group.scores["figures"] = {name: next(estimates) for name in _figure_names(group, scoring)}
-    return {label: group.scores for label, group in rows.items()}
+            is_last = position == num_positions - 1
+            metrics = with_shown_kl(response["metrics"]) if is_last else response["metrics"]
+            add(label, policy, role, after, response["query"], metrics)
+    for chain in chains if can_stop and num_positions > 1 else ():
+        policies, last = chain["policies"], chain["responses"][-1]
+        tokens = float(sum(len(response["tokens"]) for response in chain["responses"]))
+        metrics = {**with_shown_kl(last["metrics"]), CHAIN_TOKENS: tokens}
+        add(" then ".join(policies), ",".join(policies), LAST_ANSWER, None, last["query"], metrics)
+    for label, by_query in measured.items():
+        values = [query_metrics(by_query.get(query, []), scoring) for query in range(scoring.queries)]
+        names = list(next(filter(None, values)))
+        columns = np.array([[metrics.get(name, math.nan) for name in names] for metrics in values])
+        scores[label]["figures"] = dict(zip(names, _estimate(columns, names, scoring.seed), strict=True))
+    return scores
 
 
-def _with_bare_kl(response: EvaluatedResponse) -> EvaluatedResponse:
-    """Returns a response of a last role, or a last answer, with its `bare_kl` as the `kl` that tables show."""
-    return EvaluatedResponse(**{**response, "metrics": with_shown_kl(response["metrics"])})
-
-
-def _figure_names(row: _Row, scoring: Scoring) -> list[str]:
-    return [*scoring.names, *([CHAIN_TOKENS] if row.chain_tokens else [])]
-
-
-def _query_values(row: _Row, scoring: Scoring) -> np.ndarray:
-    """Returns the metrics of a row, `[queries, names]`."""
-    values = []
-    for query in range(scoring.queries):
-        metrics = query_metrics(row.responses.get(query, []), scoring)
-        tokens = row.chain_tokens.get(query)
-        values.append(metrics + ([float(np.mean(tokens)) if tokens else math.nan] if row.chain_tokens else []))
-    return np.array(values)
-
-
-def _estimates(values: np.ndarray, names: Sequence[str], scoring: Scoring) -> list[Estimate]:
+def _estimate(values: np.ndarray, names: Sequence[str], seed: int) -> list[Estimate]:
     """Averages over queries; binary metrics get Wilson intervals, shares get intervals within 0 and 1.
 
     Args:
-        values: `[queries, columns]`; NaN for queries without a value.
+        values: `[queries, names]`; NaN for queries without a value.
     """
-    estimates = column_cis(values, "bootstrap", scoring.seed)
+    estimates = column_cis(values, "bootstrap", seed)
+    wilson = column_cis(values, "wilson")
     for column, name in enumerate(names):
-        column_values = values[:, column][~np.isnan(values[:, column])]
-        if name not in UNBOUNDED_METRICS and len(column_values) and np.isin(column_values, (0, 1)).all():
-            estimates[column] = mean_ci(column_values, "wilson")
-        elif name not in (*UNBOUNDED_METRICS, *REWARD_METRICS) and estimates[column].low is not None:
-            mean, low, high, count = estimates[column]
-            estimates[column] = Estimate(mean, max(low or 0.0, 0.0), min(high or 0.0, 1.0), count)
+        mean, low, high, count = estimates[column]
+        is_binary = np.isin(values[:, column], (0, 1)) | np.isnan(values[:, column])
+        if name not in UNBOUNDED_METRICS and count and is_binary.all():
+            estimates[column] = wilson[column]
+        elif name not in (*UNBOUNDED_METRICS, *REWARD_METRICS) and low is not None and high is not None:
+            estimates[column] = Estimate(mean, max(low, 0.0), min(high, 1.0), count)
     return estimates
 
 
-def query_metrics(responses: Sequence[EvaluatedResponse], scoring: Scoring) -> list[float]:
-    """Computes the metrics of one policy on one query, in the order of `scoring.names`; NaN if a metric has no value.
-
-    distinct-n is computed over all responses to the query, without their end-of-sequence tokens.
-    """
+def query_metrics(responses: Sequence[MetricValues], scoring: Scoring) -> dict[str, float]:
+    """Computes the metrics of one policy on one query from those of its responses; empty without responses."""
     if not responses:
-        return [math.nan] * len(scoring.names)
-    metrics = [response["metrics"] for response in responses]
-    rewards = [math.nan if (value := figures["task_reward"]) is None else value for figures in metrics]
-    kls = [math.nan if (value := figures["kl"]) is None else value for figures in metrics]  # None: without a reference
-    reward, kl = float(np.mean(rewards)), float(np.mean(kls))
-    texts = [
-        response["tokens"][:-1] if response["metrics"]["eos_rate"] else response["tokens"] for response in responses
-    ]
-    values = [
-        reward,
-        kl,
-        reward - scoring.kl_coef * kl if scoring.kl_coef else reward,
-        float(np.mean([len(response["tokens"]) for response in responses])),
-        float(np.mean([figures["eos_rate"] for figures in metrics])),
-        distinct_n(texts, 1),
-        distinct_n(texts, 2),
-    ]
+        return {}
+    columns = {
+        name: [math.nan if (value := metrics[name]) is None else value for metrics in responses]  # None: not measured
+        for name in ("task_reward", "kl", "response_length", "eos_rate", CHAIN_TOKENS)
+        if name in responses[0]
+    }
+    means = {name: float(np.mean(values)) for name, values in columns.items()}
+    combined = means["task_reward"] - (scoring.kl_coef * means["kl"] if scoring.kl_coef else 0.0)
+    values = {"task_reward": means["task_reward"], "kl": means["kl"], "combined_reward": combined, **means}
     if scoring.solved_at is not None:
-        correct = sum(value >= scoring.solved_at for value in rewards)
-        values += [pass_at_k(correct, len(responses), k) for k in scoring.ks]
+        correct = sum(reward >= scoring.solved_at for reward in columns["task_reward"])
+        values |= {f"pass@{k}": pass_at_k(correct, len(responses), k) for k in scoring.ks}
     return values
 
 
-def score_tables(scores: Mapping[str, PolicyScores], names: Sequence[str]) -> list[Table]:
+def score_tables(scores: Mapping[str, PolicyScores]) -> list[Table]:
     """Returns a table per role, with a row per metric and a column per policy."""
     tables = []
     for role in dict.fromkeys(policy_scores["role"] for policy_scores in scores.values()):
         by_label = {label: entry["figures"] for label, entry in scores.items() if entry["role"] == role}
         tables.append(new_table([role], list(by_label)))
-        for name in dict.fromkeys([*names, *(name for figures in by_label.values() for name in figures)]):
+        for name in next(iter(by_label.values())):
             heading, pattern = metric_format(name)
             tables[-1].add_row(heading, *(figures[name].format(pattern) for figures in by_label.values()))
     return tables
@@ -202,13 +154,3 @@ def pass_at_k(correct: int, samples: int, k: int) -> float:
     if samples - correct < k:  # every subset of k contains a correct response
         return 1.0
     return 1.0 - float(np.prod(1.0 - k / np.arange(samples - correct + 1, samples + 1)))
-
-
-def distinct_n(responses: Sequence[Sequence[int]], n: int) -> float:
-    """Computes distinct-n, the share of unique n-grams among all n-grams of several responses (Li et al. 2016).
-
-    Returns:
-        1 if no n-gram occurs twice; NaN if all responses are shorter than n.
-    """
-    ngrams = [tuple(tokens[start : start + n]) for tokens in responses for start in range(len(tokens) - n + 1)]
-    return len(set(ngrams)) / len(ngrams) if ngrams else math.nan

@@ -1,6 +1,7 @@
 """What `cory evaluate` and `cory probe` are given: a run or a model, and the settings for its evaluation."""
 
 import math
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
@@ -25,6 +26,13 @@ def find_run(target: str) -> Run | None:
     if is_path and not (path / "config.json").is_file():
         raise CommandError(f"No run or model found in {target}.")
     return None
+
+
+def default_folder(kind: str, target: str, checkpoint: Path | None) -> Path:
+    """Returns a folder for results: in the folder of the checkpoint's run; for models `./evaluations` or `./probes`."""
+    parent = Path(f"{kind}s") if checkpoint is None else checkpoint.parents[1] / kind
+    name = Path(target).resolve().name if checkpoint is None else checkpoint.name
+    return parent / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def target_settings(

@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from typing import cast
 
 from cory_env.chain import Chain
-from cory_env.chain_settings import Role, make_positions
+from cory_env.chain_settings import make_positions
 from cory_env.episode import ChainEpisode
 from cory_env.message import Message
 from cory_env.pickled import display_name
@@ -199,7 +199,7 @@ def make_env_chain(trained: PolicySet, policy_ids: Sequence[str], *, feedback: b
     """
     settings = trained.settings
     if settings.roles is not None:
-        positions = enumerate(make_positions([role.role for role in settings.roles]), start=1)
+        positions = enumerate(make_positions(settings.roles), start=1)
         lengths = [number for number, position in positions if number == 1 or position.role.produces_response]
         if len(policy_ids) not in lengths:
             raise CommandError(

@@ -20,10 +20,9 @@ CHAINS: tuple[tuple[Choice, str, str], ...] = (
 
 
 class Advice(NamedTuple):
-    """What to train. `nothing`: the intervals do not decide."""
+    """What to train by the figures at a temperature. `nothing`: the intervals do not decide."""
 
     temperature: float
-    """The temperature whose figures decide."""
     choice: Choice
     text: str
 

@@ -33,34 +33,35 @@ Bools = NDArray[np.bool_]
 
 
 class SecondAnswers(NamedTuple):
-    """Answers of the second agent, one to each first answer: arrays `[queries, samples]`."""
+    """Answers of the second agent, one to each first answer, and their tokens: arrays `[queries, samples]`."""
 
     right: Bools
     length: Floats
-    """Generated tokens."""
 
 
 class Outcomes(NamedTuple):
-    """First and second answers at one temperature: arrays `[queries, samples]`."""
+    """First and second answers at one temperature: arrays `[queries, samples]`.
+
+    Attributes:
+        answers: Numbers of the first answers: equal ones to a query have the same; `NO_ANSWER` cannot be compared.
+        second: Without feedback.
+        accepted: Whether the feedback on the first answer is None ("solved"); None if there is no feedback function.
+        second_feedback: With feedback, also after accepted answers; None if there is no feedback function.
+    """
 
     right: Bools
     length: Floats
     answers: NDArray[np.integer]
-    """Number of the answer: equal answers to a query have the same; `NO_ANSWER` if it cannot be compared."""
     second: SecondAnswers
-    """Without feedback."""
     accepted: Bools | None = None
-    """Whether the feedback on the first answer is None ("solved"); None if there is no feedback function."""
     second_feedback: SecondAnswers | None = None
-    """With feedback, also after accepted answers; None if there is no feedback function."""
 
 
 class Figure(NamedTuple):
-    """A figure with its interval."""
+    """A figure with its interval; if it is the score of a way to answer, with the mean tokens per query."""
 
     estimate: Estimate
     tokens: float | None = None
-    """Mean generated tokens per query, if the figure is the score of a way to answer."""
 
 
 class Ratio(NamedTuple):
@@ -106,12 +107,10 @@ class Ratio(NamedTuple):
 
 
 class Strategy(NamedTuple):
-    """A way to answer queries: arrays `[queries]`."""
+    """A way to answer queries: estimated probability of a right final answer, and expected tokens, `[queries]`."""
 
     score: Floats
-    """Probability that the final answer is right, estimated from the samples."""
     tokens: Floats
-    """Expected number of generated tokens."""
 
 
 def compute_figures(outcomes: Outcomes, seed: int = 0) -> dict[str, Figure]:
@@ -170,11 +169,10 @@ def strategies(outcomes: Outcomes) -> dict[str, Strategy]:
         "one_answer": Strategy(first.mean(1), length.mean(1)),
         "best_of_2": best_of(outcomes, 2),
         "best_of_3": best_of(outcomes, 3),
-        "vote_of_3": Strategy(vote(outcomes.answers, first), VOTERS * length.mean(1)),
         "chain": Strategy(outcomes.second.right.mean(1), (length + outcomes.second.length).mean(1)),
     }
-    if count_different(outcomes.answers) == outcomes.answers.size:  # nothing to count: no two answers are equal
-        del result["vote_of_3"]
+    if (votes := vote(outcomes.answers, first)) is not None:
+        result["vote_of_3"] = Strategy(votes, VOTERS * length.mean(1))
     accepted = outcomes.accepted
     if accepted is not None and outcomes.second_feedback is not None:
         for name, second in (("chain_stop", outcomes.second), ("chain_feedback", outcomes.second_feedback)):
@@ -246,25 +244,21 @@ def best_of_tokens(outcomes: Outcomes, tokens: float) -> Strategy:
     return smaller
 
 
-def vote(answers: NDArray[np.integer], right: Bools) -> Floats:
+def vote(answers: NDArray[np.integer], right: Bools) -> Floats | None:
     """Returns the score of a majority vote of three samples, averaged over all sets of three, `[queries]`.
 
-    If no two answers are equal, one of those that can be compared wins, each with the same probability; if none can be
-    compared, any of the three.
+    If no two of three answers are equal, one of those that can be compared wins, each with the same probability; if
+    none can be compared, any of the three. None if no query has two equal answers, so that there is nothing to count.
     """
-    total = np.zeros(len(answers))
+    total, most_votes = np.zeros(len(answers)), 0
     sets = list(combinations(range(answers.shape[1]), VOTERS))
     for members in sets:
         chosen, is_right = answers[:, members], right[:, members].astype(float)
         votes = (chosen[:, :, None] == chosen[:, None, :]).sum(2) * (chosen != NO_ANSWER)
+        most_votes = max(most_votes, int(votes.max()))
         wins = votes == votes.max(1, keepdims=True)
         total += (is_right * wins).sum(1) / wins.sum(1)
-    return total / len(sets)
-
-
-def count_different(answers: NDArray[np.integer]) -> int:
-    """Returns the number of different answers, summed over queries; each that cannot be compared is different."""
-    return sum(len(set(row[row != NO_ANSWER].tolist())) + int((row == NO_ANSWER).sum()) for row in answers)
+    return total / len(sets) if most_votes > 1 else None
 
 
 def ratio_cis(ratios: Mapping[str, Ratio], seed: int = 0) -> dict[str, Estimate]:

@@ -1,111 +1,73 @@
-"""Plans a probe: its settings with and without feedback, its policies, and its batches."""
+"""Plans a probe: its settings, its policies, and its chains with and without feedback."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
+from cory_env.chain import Chain
 from cory_env.pickled import display_name
 from cory_env.tasks import TASKS, Split, Task
 from cory_env.tasks.task import FEEDBACK_PLACEHOLDER, placeholders
 from launch.cluster.gpus import check_gpus
 from launch.console.errors import CommandError
-from launch.evaluation.evaluation import RESPONSE_SETTINGS
 from launch.evaluation.target import find_run, target_settings
 from launch.models.trained import PolicySet, open_trained
 from launch.models.trained_chain import MAX_BATCH_SIZE
 from launch.probing.figures import MIN_SAMPLES
-from launch.run_folder import manifest
-from launch.run_folder.sources import collect_sources
+from launch.run_folder.sources import Sources, collect_sources
 from launch.training import preflight
 from policies.models.model_names import AVERAGE_POLICY
 from policies.settings.files import read_file, read_preset
 from policies.settings.overrides import apply_overrides
-from policies.settings.settings import Settings, Tokenizers
+from policies.settings.settings import Settings
 from policies.settings.yaml12 import Value
 
 CPU_BATCH_SIZE = 32
-ProbeBatch = tuple[float, list[tuple[int, int]]]
-"""A temperature, and pairs of query index and sample index."""
 
 
 class ProbePlan(NamedTuple):
-    """A probe, with everything its responses depend on."""
+    """A probe, with everything its responses depend on.
+
+    Attributes:
+        settings: Those of the chain with feedback, if there is a feedback function.
+        plain: The chain of two without feedback.
+        with_feedback: The chain of two whose second agent sees the feedback; None: there is no feedback function.
+        policies: The policies of a run; None: the model of the settings.
+        policy_ids: Of the first and the second agent.
+        queries: Number of queries, the first of the split.
+        samples: First answers per query.
+        solved_at: Task reward from which an answer is right.
+    """
 
     settings: Settings
-    """Those of the chain with feedback, if there is a feedback function."""
     task: Task
-    plain_settings: Settings
-    """The same without feedback."""
-    plain_task: Task
-    tokenizers: Tokenizers
+    plain: Chain
+    with_feedback: Chain | None
+    sources: Sources
     policies: PolicySet | None
-    """The policies of a run; None: the model of the settings."""
     policy_ids: tuple[str, str]
-    """Of the first and the second agent."""
     split: Split
     queries: int
-    """Number of queries, the first of the split."""
     samples: int
-    """First answers per query."""
     temperatures: tuple[float, ...]
+    solved_at: float
 
     @property
     def batch_size(self) -> int:
         """Maximum number of first answers that are generated at once; small on a CPU, so that progress is seen."""
         return MAX_BATCH_SIZE[self.settings.backend] if torch.cuda.is_available() else CPU_BATCH_SIZE
 
-    def batches(self) -> list[ProbeBatch]:
-        """All batches in order."""
+    def batches(self) -> list[tuple[float, list[tuple[int, int]]]]:
+        """All batches in order: a temperature, and pairs of query index and sample index."""
         size = self.batch_size
         prompt_refs = [(query, sample) for query in range(self.queries) for sample in range(self.samples)]
         chunks = [prompt_refs[start : start + size] for start in range(0, len(prompt_refs), size)]
         return [(temperature, chunk) for temperature in self.temperatures for chunk in chunks]
-
-    def identity(self) -> dict[str, Any]:
-        """Everything the responses depend on, as JSON: plans with equal identities give the same responses."""
-        sources = collect_sources(self.settings, self.task, self.tokenizers)
-        split = self.split if self.split in sources.queries else "test"
-        names, values = RESPONSE_SETTINGS - {"temperature", "stop_when"}, self.settings.public_dict()
-        checkpoint = None
-        if self.policies is not None and self.policies.folder is not None:
-            checksum = manifest.manifest_checksum(self.policies.folder)
-            checkpoint = {"update": self.policies.update, "checksum": checksum}
-        return {
-            "settings": {name: value for name, value in values.items() if name in names},
-            "at_once": self.batch_size,
-            "functions": sources.functions,
-            "prompts": [sources.task, self.plain_task.observer_template],
-            "llms": {policy_id: asdict(source) for policy_id, source in sources.llms.items()},
-            "checkpoint": checkpoint,
-            "roles": self.policy_ids,
-            "split": self.split,
-            "data": {"queries": self.queries, "digest": sources.queries[split].digest},
-            "samples": self.samples,
-            "temperatures": self.temperatures,
-        }
-
-    @property
-    def fingerprint(self) -> str:
-        """A short hash of the identity."""
-        return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:8]
-
-    def required_reward(self, solved_at: float | None) -> float:
-        """Returns the task reward from which an answer is right: the user's, or else the task's."""
-        required = self.task.solved_at if solved_at is None else solved_at
-        if required is None or not math.isfinite(required):
-            raise CommandError(
-                f"Task {self.task.name} with reward {display_name(self.task.reward)} does not define which answers are "
-                "right. Set --solved-at to the lowest task reward of a right answer, such as --solved-at 1."
-            )
-        return required
 
 
 def plan_probe(
@@ -121,6 +83,7 @@ def plan_probe(
     queries: int | None,
     samples: int,
     temperatures: Sequence[float],
+    solved_at: float | None,
 ) -> ProbePlan:
     """Plans the probe of a run's policies or of a model.
 
@@ -130,6 +93,7 @@ def plan_probe(
         checkpoint: Of a run: `best`, `latest` or an update; None: the best, or the latest if none was evaluated.
         roles: Of a run: the policies of the first and the second agent; None: those after training.
         queries: Number of queries, the first of the split; None: all.
+        solved_at: Task reward from which an answer is right; None: the task's.
     """
     if samples < MIN_SAMPLES:
         raise CommandError(f"samples={samples} must be at least {MIN_SAMPLES}, for best-of-3.")
@@ -170,18 +134,27 @@ def plan_probe(
     task, tokenizers = preflight.check_run_settings(settings)
     if policies is not None:
         preflight.check_rope_factors(settings, policies.settings.max_length)
-    plain_settings, plain_task = settings, task
+    # `AVERAGE_POLICY` has no tokenizer of its own.
+    tokenizer_ids = [policy_id if policy_id in tokenizers else settings.policy_ids[0] for policy_id in policy_ids]
+    plain = chain = settings.make_chain(task, tokenizers, tokenizer_ids)
     if settings.feedback is not None:
         plain_settings = _without_feedback(settings)
-        plain_task, _ = preflight.load_task(plain_settings)
+        plain = plain_settings.make_chain(preflight.load_task(plain_settings)[0], tokenizers, tokenizer_ids)
     check_gpus(settings)
+    solved_at = task.solved_at if solved_at is None else solved_at
+    if solved_at is None or not math.isfinite(solved_at):
+        raise CommandError(
+            f"Task {task.name} with reward {display_name(task.reward)} does not define which answers are right. Set "
+            "--solved-at to the lowest task reward of a right answer, such as --solved-at 1."
+        )
     available = len(task.queries(split))
     if available < 2:
         raise CommandError(f"The {split} split of task {task.name} has {available} queries, but a probe requires 2.")
-    number = min(queries or available, available)
+    sources = collect_sources(settings, task, tokenizers)
+    with_feedback = None if task.feedback is None else chain
     return ProbePlan(
-        *(settings, task, plain_settings, plain_task, tokenizers, policies, policy_ids),
-        *(split, number, samples, tuple(map(float, temperatures))),
+        *(settings, task, plain, with_feedback, sources, policies, policy_ids),
+        *(split, min(queries or available, available), samples, tuple(map(float, temperatures)), solved_at),
     )
 
 

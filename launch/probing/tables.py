@@ -39,7 +39,7 @@ STRATEGIES = {
 
 def probe_tables(figures: Mapping[float, Mapping[str, Figure]]) -> list[Table]:
     """Returns the tables: shares of answers, scores of strategies, and tokens of strategies."""
-    names = next(iter(figures.values()))
+    names = set.intersection(*map(set, figures.values()))  # at some temperature, no two answers may be equal: no vote
     columns = [f"T = {temperature:g}" for temperature in figures]
     tables = []
     for heading, labels in (("% right, 95 % CI", SHARES), ("% solved, 95 % CI", STRATEGIES)):
@@ -48,7 +48,7 @@ def probe_tables(figures: Mapping[float, Mapping[str, Figure]]) -> list[Table]:
             cells = [format_percent(by_name[name].estimate, signed="-" in name) for by_name in figures.values()]
             tables[-1].add_row(labels[name], *cells)
     tables.append(new_table(["tokens per query"], columns))
-    for name in (name for name in STRATEGIES if name in names and names[name].tokens is not None):
+    for name in (name for name in STRATEGIES if name in names and "-" not in name):
         tables[-1].add_row(STRATEGIES[name], *(f"{by_name[name].tokens:.1f}" for by_name in figures.values()))
     return tables
 

@@ -32,11 +32,6 @@ def write_manifest(folder: Path) -> None:
     (folder / NAME).write_text(json.dumps(entries, indent=1), encoding="utf-8")
 
 
-def manifest_checksum(folder: Path) -> int:
-    """Returns a checksum of a checkpoint's manifest, and thus of all its files."""
-    return zlib.crc32((folder / NAME).read_bytes())
-
-
 def verify(folder: Path, part: str = "") -> str | None:
     """Verifies a folder's files against its manifest.
 

@@ -82,11 +82,12 @@ class EvaluatedResponse(TypedDict):
     metrics: MetricValues
 
 
-class BatchRecord(TypedDict):
-    """A line of an evaluation's `responses.jsonl`: a batch of chains of one lineup, with their responses in order."""
+class EvaluatedChain(TypedDict):
+    """A line of an evaluation's `responses.jsonl`: a chain's responses in order, fewer than policies if it stopped."""
 
-    batch: int
-    chains: list[list[EvaluatedResponse]]
+    policies: tuple[str, ...]
+    """The names of the policies by position."""
+    responses: list[EvaluatedResponse]
 
 
 class HealthWarning(TypedDict):

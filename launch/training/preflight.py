@@ -76,22 +76,21 @@ def make_chains(settings: Settings, task: Task, tokenizers: Tokenizers) -> dict[
         raise CommandError(str(error)) from error
 
 
-def repetition_warning(settings: Settings, task: Task) -> str | None:
-    """Returns a warning if an update has more queries than the task, so that it asks some of them repeatedly."""
-    count, size = len(task.train), settings.queries_per_update
-    if not 0 < count < size:
-        return None
-    repeats = f"{size // count}" if size % count == 0 else f"{size // count} or {size // count + 1}"
-    queries, target = ("query", "it") if count == 1 else ("queries", "each")
-    return (
-        f"Only {count} training {queries} for queries_per_update={size}, so an update asks {target} {repeats} times. "
-        f"Add training queries, or lower queries_per_update to {count}; num_generations sets the responses per query."
-    )
-
-
 def data_warnings(settings: Settings, task: Task) -> list[str]:
-    """Returns warnings about the number of training queries and of held-out ones."""
-    return [text for text in (repetition_warning(settings, task), small_splits_warning(settings, task)) if text]
+    """Returns warnings about updates that ask training queries repeatedly, and about too few held-out queries."""
+    warnings = []
+    count, size = len(task.train), settings.queries_per_update
+    if 0 < count < size:
+        repeats = f"{size // count}" if size % count == 0 else f"{size // count} or {size // count + 1}"
+        queries, target = ("query", "it") if count == 1 else ("queries", "each")
+        warnings.append(
+            f"Only {count} training {queries} for queries_per_update={size}, so an update asks {target} {repeats} "
+            f"times. Add training queries, or lower queries_per_update to {count}; num_generations sets the responses "
+            "per query."
+        )
+    if small_splits := small_splits_warning(settings, task):
+        warnings.append(small_splits)
+    return warnings
 
 
 def check_rope_factors(settings: Settings, trained_length: int) -> None:

@@ -1,4 +1,3 @@
-import json
 from pathlib import Path
 from typing import Any, cast
 
@@ -74,10 +73,7 @@ def test_a_probe_s_outcomes_give_the_same_as_the_probe_itself() -> None:
     right = rng.random((40, 3)) < 0.6
     second = SecondAnswers(rng.random((40, 3)) < 0.5, np.full((40, 3), 37.0))
     outcomes = Outcomes(right, rng.integers(30, 40, (40, 3)).astype(float), right.astype(int), second, right, second)
-    record = json.loads(json.dumps(outcomes._asdict(), default=lambda value: np.asarray(value).tolist()))
-    for name in ("second", "second_feedback"):
-        record[name] = {"right": second.right.tolist(), "length": second.length.tolist()}
-    result = measure(record, (37, 111))
+    result = measure(outcomes, (37, 111))
     wrong = float((~right).mean())
     assert result["chain"]["prompt_tokens"] == pytest.approx(37 + 111 * wrong)
     assert result["chain"]["score"] == pytest.approx(float(np.where(right, True, second.right).mean()))

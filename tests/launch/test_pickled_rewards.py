@@ -3,12 +3,13 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from launch.commands.train import _merge_resumable
 from launch.console.errors import CommandError
-from launch.evaluation.evaluation import EvaluationPlan
+from launch.evaluation.evaluation import describe_inputs
 from launch.experiments.search import Search, check_same_search
 from launch.experiments.space import pin_objective, read_axes
 from launch.main import main
@@ -69,12 +70,11 @@ def test_messages_contain_only_the_function_s_name(runs: list[Run], tmp_path: Pa
 
 
 def test_an_evaluation_records_the_function_s_name_and_a_checksum_of_its_code() -> None:
-    def identity(config: Settings) -> dict[str, object]:
+    def inputs(config: Settings) -> dict[str, Any]:
         task = config.make_task()
-        return EvaluationPlan(
-            config, task, collect_sources(config, task, config.make_tokenizers()), "test", 1, 1, None
-        ).identity()
+        return describe_inputs(config, collect_sources(config, task, config.make_tokenizers()), None)
 
-    first, other = identity(settings(4)), identity(settings(5))
-    assert "pickled" not in json.dumps(first) and first["functions"] != other["functions"]
-    assert first == {**other, "functions": first["functions"]}
+    first, other = inputs(settings(4)), inputs(settings(5))
+    assert "pickled" not in json.dumps(first)
+    assert first["sources"].pop("functions") != other["sources"].pop("functions")
+    assert first == other

@@ -36,7 +36,7 @@ def base_rewards(folder: Path | None, task: str) -> dict[str, dict[int, float]]:
     """The untrained model's reward per test query, alone and as the chain's last answer."""
     if folder is None or not (folder / task / "responses.jsonl").exists():
         return {}
-    chains = [chain for batch in lines(folder / task / "responses.jsonl") for chain in batch["chains"]]
+    chains = [line["responses"] for line in lines(folder / task / "responses.jsonl")]
     chains = [chain for chain in chains if chain[0]["policy"] == "base"]
     return {
         "bare": rewards_by_query([chain[0] for chain in chains]),

@@ -112,22 +112,6 @@ def test_an_adapter_is_rejected_with_a_hint(capsys: pytest.CaptureFixture[str], 
     assert "is an adapter. Evaluate its run" in error_of(capsys, str(tmp_path))
 
 
-def test_the_fingerprint_depends_on_the_reward_but_not_on_learning_settings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    reward = tmp_path / "mine.py"
-    reward.write_text("def score(completions):\n    return [0.0 for _ in completions]\n")
-    settings = paper_settings(reward="mine:score", num_agents=1)
-    first = plan(settings, trained=False).fingerprint
-    assert (
-        plan(settings.model_copy(update={"micro_batch_size": 1, "num_updates": 7}), trained=False).fingerprint == first
-    )
-    assert plan(settings.model_copy(update={"temperature": 0.5}), trained=False).fingerprint != first
-    reward.write_text("def score(completions):\n    return [1.0 for _ in completions]\n")
-    assert plan(settings, trained=False).fingerprint != first
-
-
 def test_a_target_is_a_run_or_a_model(run: Run, tmp_path: Path) -> None:
     found_run = find_run(str(run.path))
     assert found_run is not None and found_run.settings == SETTINGS
@@ -187,8 +171,9 @@ def test_different_bases_are_evaluated_in_every_order_and_named_after_their_firs
 
 
 def test_batches_cover_every_sample_once_and_have_at_most_the_size_of_an_update() -> None:
-    work = plan(SETTINGS.model_copy(update={"num_agents": 1, "model": paper_settings().model}), trained=False).batches()
-    assert [len(prompt_refs) for _, prompt_refs in work] == [8, 7]
-    assert [prompt_ref for _, prompt_refs in work for prompt_ref in prompt_refs] == [
+    single_agent = SETTINGS.model_copy(update={"num_agents": 1, "model": paper_settings().model})
+    batches = plan(single_agent, trained=False).batches()
+    assert [len(prompt_refs) for prompt_refs in batches] == [8, 7]
+    assert [prompt_ref for prompt_refs in batches for prompt_ref in prompt_refs] == [
         (q, s) for q in range(5) for s in range(3)
     ]

@@ -3,11 +3,7 @@
 import dataclasses
 import datetime
 import json
-import os
-import select
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +19,7 @@ from launch.models.trained import open_trained
 from launch.models.trained_chain import TrainedChain
 from launch.run_folder.run import Run
 from policies.models.model_names import model_path
-from tests.launch.conftest import ENVIRONMENT, RUN_SETTINGS, Cory, record_test_run, write_policies
+from tests.launch.conftest import RUN_SETTINGS, Cory, record_test_run, write_policies
 from tests.paper import paper_settings
 
 QUERIES = ["This movie", "I did not expect", "The acting", "A film"]
@@ -180,43 +176,3 @@ def test_invalid_arguments_are_rejected_and_leave_no_files(
     result = cory_in_process("generate", str(policies_run.path), *words)
     assert result.returncode == 2 and message in result.stderr, result.stderr
     assert sorted(tmp_path.iterdir()) == before
-
-
-def test_at_a_terminal_a_conversation_continues_until_new_starts_another(chat_run: Run) -> None:
-    terminal, process_end = os.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "cory_rllib", "generate", str(chat_run.path), "--temperature", "0"],
-        env={**ENVIRONMENT, "TERM": "dumb"},
-        stdin=process_end,
-        stdout=process_end,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    os.close(process_end)
-
-    def read_until_prompt() -> str:
-        output = ""
-        while "query: " not in output:
-            assert select.select([terminal], [], [], 200)[0], output
-            output += os.read(terminal, 1024).decode()
-        return output
-
-    def answer(text: str) -> str:
-        os.write(terminal, f"{text}\n".encode())
-        response = read_until_prompt().partition("pioneer (llm_1): ")[2].partition("\r\n")[0]
-        return response.removeprefix("\x1b[0m")  # the reset code after the dimmed role
-
-    try:
-        assert "/new starts another one" in read_until_prompt()
-        first, second = answer("Name a film."), answer("Another.")
-        assert answer("/new") == ""
-        new_conversation = answer("Another.")
-    finally:
-        process.kill()
-        os.close(terminal)
-    single = TrainedChain(open_trained(chat_run.path), ("llm_1",), 0, 0)
-    expected_first = single.answer(0, "Name a film.")["responses"][0]["text"]
-    history: Any = [{"role": "user", "content": "Name a film."}, {"role": "assistant", "content": expected_first}]
-    expected_second = single.answer(1, "Another.", history=history)["responses"][0]["text"]
-    assert [first, second] == [expected_first.lstrip(), expected_second.lstrip()]
-    assert new_conversation == single.answer(2, "Another.")["responses"][0]["text"].lstrip() != second

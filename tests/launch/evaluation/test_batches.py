@@ -1,4 +1,4 @@
-"""Batch-wise work resumes where it stopped, but only if it is the same work."""
+"""The folder of results, and the progress of work in batches."""
 
 import io
 from pathlib import Path
@@ -7,45 +7,34 @@ import pytest
 
 from launch.console.errors import CommandError
 from launch.display.terminal import ProgressPrinter
-from launch.evaluation.batches import Batches
-
-IDENTITY = {"samples": 2, "settings": {"seed": 0, "temperature": 1.0}}
-WORK = ("a", "b", "c")
+from launch.evaluation.batches import MAX_PROGRESS_LINES, open_results, show_progress, write_lines
 
 
-def run(batches: Batches[str], stop_at: str = "") -> list[str]:
-    """Processes the remaining batches, or stops at one of them; returns the batches processed now."""
-    processed = []
-
-    def process_batch(batch: str) -> dict[str, object]:
-        if batch == stop_at:
-            raise KeyboardInterrupt
-        processed.append(batch)
-        return {"text": batch.upper()}
-
-    with ProgressPrinter(io.StringIO(), len(WORK)) as progress:
-        batches.run(process_batch, progress)
-    return processed
+def test_progress_without_a_bar_has_at_most_so_many_lines() -> None:
+    output = io.StringIO()
+    with ProgressPrinter(output, 50) as progress:
+        assert list(show_progress(iter(range(50)), 50, progress)) == list(range(50))
+    lines = output.getvalue().splitlines()
+    assert len(lines) == MAX_PROGRESS_LINES and lines[-1] == "  50/50 batches  0:00 left"
 
 
-def test_stopped_work_resumes_after_the_completed_batches(tmp_path: Path) -> None:
-    file = tmp_path / "work.jsonl"
-    with pytest.raises(KeyboardInterrupt):
-        run(Batches(file, IDENTITY, WORK), stop_at="c")
-    with file.open("a") as out:
-        out.write('{"batch": 2, "te')  # killed in the middle of a line
-    batches = Batches(file, IDENTITY, WORK)
-    assert batches.done == 2
-    assert run(batches) == ["c"] and [result["text"] for result in batches.results] == ["A", "B", "C"]
-    assert run(Batches(file, IDENTITY, WORK)) == []
-
-
-def test_other_work_is_rejected_with_its_differences_or_restarted(tmp_path: Path) -> None:
-    file = tmp_path / "work.jsonl"
-    run(Batches(file, IDENTITY, WORK))
-    content = file.read_bytes()
-    other = {"samples": 3, "settings": {"seed": 1, "temperature": 1.0}}
-    with pytest.raises(CommandError, match=r"contains other work: different samples, seed\. Choose another location"):
-        Batches(file, other, WORK[:1])
-    assert file.read_bytes() == content
-    assert run(Batches(file, other, WORK[:1], restart=True)) == ["a"]
+def test_work_that_failed_may_be_repeated_in_its_folder_but_results_are_not_overwritten(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "out"
+    with pytest.raises(KeyboardInterrupt), open_results(folder, "evaluation", 1, quiet=True, debug=False):
+        print("before the signal")
+        raise KeyboardInterrupt
+    assert [file.name for file in folder.iterdir() if file.name != ".lock"] == ["log.txt"]
+    with open_results(folder, "evaluation", 1, quiet=True, debug=False):
+        print("repeated")
+        write_lines(folder / "responses.jsonl", [{"reward": float("nan")}])
+    assert (folder / "log.txt").read_text() == "before the signal\nrepeated\n"
+    assert (folder / "responses.jsonl").read_text() == '{"reward": null}\n'
+    with (
+        pytest.raises(CommandError, match=r"out is not empty\. Empty it, or choose another folder with --out\."),
+        open_results(folder, "evaluation", 1, quiet=True, debug=False),
+    ):
+        pass
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(CommandError, match="is not empty"), open_results(tmp_path, "probe", 1, quiet=True, debug=False):
+        pass
+    assert not (tmp_path / ".lock").exists()  # nothing is written into a folder of other files

@@ -1,7 +1,6 @@
-"""`cory evaluate` end to end, in a separate process: interrupted, resumed, and on a model."""
+"""`cory evaluate` end to end, in a separate process: interrupted, repeated, and on a model."""
 
 import json
-import shutil
 import subprocess
 from importlib import import_module
 from pathlib import Path
@@ -52,7 +51,7 @@ ALONE = ("check_weight_sync=false", "reward=my_rewards:brevity", "--queries", "2
 
 
 def scenario() -> None:
-    """Trains, evaluates several times, and keeps each `evaluation.json`."""
+    """Trains; is killed in an evaluation, and repeats it; evaluates a model."""
     assert (
         main(
             [
@@ -72,15 +71,9 @@ def scenario() -> None:
     folder = Path("out")
     Path("calls_left").write_text("5")  # of 9; the last ones use the checkpoint's weights
     assert main(["evaluate", *ARGUMENTS]) == 143
-    with (folder / "responses.jsonl").open("a") as file:
-        file.write('{"batch": 4, "torn')
+    assert {file.name for file in folder.iterdir()} == {"log.txt", ".lock"}
     assert main(["evaluate", *ARGUMENTS]) == 0
-    (folder / "evaluation.json").rename("continued.json")
-    assert main(["evaluate", *ARGUMENTS]) == 0  # nothing remains
-    (folder / "evaluation.json").rename("again.json")
-    shutil.rmtree(folder)
-    assert main(["evaluate", *ARGUMENTS, "--quiet"]) == 0
-    assert main(["evaluate", *ARGUMENTS, "seed=1"]) == 2  # the folder contains another evaluation
+    assert main(["evaluate", *ARGUMENTS, "seed=1"]) == 2  # the folder has results
     assert main(["evaluate", "imdb-gpt2-tiny", *SHORT, *ALONE]) == 0
 
 
@@ -131,29 +124,23 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def responses(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "responses.jsonl").read_text().splitlines()[1:]]
+    return [json.loads(line) for line in (folder / "responses.jsonl").read_text().splitlines()]
 
 
 def means(rows: dict[str, Any], name: str) -> dict[str, float]:
     return {figure: estimate["mean"] for figure, estimate in rows[name]["figures"].items()}
 
 
-def test_an_evaluation_resumed_after_sigterm_equals_an_uninterrupted_one(
-    evaluated: Evaluated,
-) -> None:
+def test_an_evaluation_is_repeated_in_the_folder_that_sigterm_left(evaluated: Evaluated) -> None:
     folder, result = evaluated
-    assert "4 of 9 batches are saved in out/responses.jsonl. Repeat the command to continue." in result.stdout
-    assert "(4 of 9 batches done)" in result.stdout
-    continued, uninterrupted = read_json(folder / "continued.json"), read_json(folder / "out" / "evaluation.json")
-    assert continued == read_json(folder / "again.json")
-    assert continued.pop("command") == "cory evaluate " + " ".join(ARGUMENTS)
-    assert uninterrupted.pop("command") == "cory evaluate " + " ".join((*ARGUMENTS, "--quiet"))
-    assert continued == uninterrupted
+    record = read_json(folder / "out" / "evaluation.json")
+    assert record["command"] == "cory evaluate " + " ".join(ARGUMENTS)
+    assert "  9/9 batches" in result.stdout
     assert "\x1b" not in result.stdout and "\r" not in result.stdout
 
 
 def test_every_policy_is_evaluated_alone_and_as_observer_with_the_base(evaluated: Evaluated) -> None:
-    result = read_json(evaluated[0] / "continued.json")
+    result = read_json(evaluated[0] / "out" / "evaluation.json")
     assert list(result["rows"]) == [
         *("base", "llm_1", "llm_2"),
         *("base after base", "llm_2 after llm_1", "llm_1 after llm_2"),
@@ -166,7 +153,7 @@ def test_every_policy_is_evaluated_alone_and_as_observer_with_the_base(evaluated
         assert (figures["kl"]["high"] < 1e-6) == (name == "base")
         assert figures["pass@1"]["mean"] <= figures["pass@2"]["mean"]
         assert name in evaluated[1].stdout
-    assert result["checkpoint"]["update"] == 2 and result["dropped"] == 0
+    assert result["update"] == 2 and result["dropped"] == 0
 
 
 @pytest.mark.slow
@@ -174,12 +161,12 @@ def test_every_policy_of_a_chain_of_three_is_evaluated_in_every_role(tmp_path: P
     run_scenario("three_agents", tmp_path)
     assert_first_samples_match_training(tmp_path)
     folder = tmp_path / "out"
-    rows, chains = read_json(folder / "evaluation.json")["rows"], [line["chains"][0] for line in responses(folder)]
+    rows, chains = read_json(folder / "evaluation.json")["rows"], responses(folder)[::4]
     policies = ("base", "llm_1", "llm_2", "llm_3")
     observers = {f"{policy} as observer_{position}" for policy in policies for position in (1, 2)}
     assert set(rows) == {*policies, *observers}
     assert rows["llm_2 as observer_2"]["figures"]["kl"]["mean"] > 0
-    assert [[response["policy"] for response in chain] for chain in chains] == [
+    assert [chain["policies"] for chain in chains] == [
         ["base", "base", "base"],
         *(["llm_1", "llm_2", "llm_3"], ["llm_2", "llm_3", "llm_1"], ["llm_3", "llm_1", "llm_2"]),
     ]
@@ -195,13 +182,12 @@ def assert_first_samples_match_training(folder: Path) -> None:
     assert last_update["evaluation"]["llm_1"]["kl"] > 0
     for policy in ("llm_1", "llm_2"):
         values: dict[str, list[float]] = {"task_reward": [], "kl": [], "response_length": [], "eos_rate": []}
-        for line in responses(folder / "out"):
-            for chain in line["chains"]:
-                pioneer = chain[0]
-                if pioneer["policy"] == policy and pioneer["sample"] == 0 and pioneer["query"] < 4:
-                    assert pioneer["metrics"]["response_length"] == len(pioneer["tokens"])
-                    for name, column in values.items():
-                        column.append(pioneer["metrics"][name])
+        for chain in responses(folder / "out"):
+            pioneer = chain["responses"][0]
+            if pioneer["policy"] == policy and pioneer["sample"] == 0 and pioneer["query"] < 4:
+                assert pioneer["metrics"]["response_length"] == len(pioneer["tokens"])
+                for name, column in values.items():
+                    column.append(pioneer["metrics"][name])
         means = {name: sum(column) / 4 for name, column in values.items()}
         assert means == pytest.approx({name: last_update["evaluation"][policy][name] for name in means}, rel=1e-4)
 
@@ -230,19 +216,18 @@ def test_a_model_is_evaluated_with_vllm(tmp_path: Path) -> None:
 def assert_one_row(folder: Path) -> None:
     """Checks that only the base was evaluated, with a different seed per sample."""
     result = read_json(folder / "model" / "evaluation.json")
-    assert list(result["rows"]) == ["base"] and result["checkpoint"] is None
+    assert list(result["rows"]) == ["base"] and result["update"] is None
     figures = means(result["rows"], "base")
     assert (
         figures["kl"] == pytest.approx(0, abs=1e-6)
         and figures["task_reward"] < 0
         and 1 < figures["response_length"] <= 12
     )
-    texts = {chain[0]["text"] for line in responses(folder / "model") for chain in line["chains"]}
+    texts = {chain["responses"][0]["text"] for chain in responses(folder / "model")}
     assert len(texts) == 6  # each sample has a different seed
 
 
-def test_a_folder_of_another_evaluation_is_rejected_with_the_differences(evaluated: Evaluated) -> None:
-    assert (
-        "Error: out/responses.jsonl contains other work: different seed. Choose another location" in evaluated[1].stderr
-    )
-    assert len(evaluated[1].stderr.strip().splitlines()) == 2  # after "Aborted."
+def test_results_of_another_evaluation_are_not_overwritten(evaluated: Evaluated) -> None:
+    aborted, error = evaluated[1].stderr.strip().splitlines()
+    assert aborted == "Aborted."
+    assert error == "Error: out is not empty. Empty it, or choose another folder with --out."

@@ -2,6 +2,7 @@
 
 import io
 import math
+from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
@@ -9,40 +10,48 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from launch.evaluation.figures import Scoring, compute_scores, distinct_n, pass_at_k, score_tables
-from launch.run_folder.records import BatchRecord, EvaluatedResponse
+from cory_env.chain_settings import role_names
+from launch.evaluation.figures import PolicyScores, Scoring, compute_scores, pass_at_k, score_tables
+from launch.run_folder.records import EvaluatedChain, EvaluatedResponse
 
 SCORING = Scoring(queries=3, kl_coef=0.1, solved_at=1.0, ks=(1, 2), seed=0)
 
 
 def response(policy: str, reward: float, tokens: list[int], ended: bool = False, kl: float = 2.0) -> EvaluatedResponse:
     metrics: dict[str, float | None] = {"task_reward": reward, "kl": kl, "eos_rate": float(ended)}
+    metrics["response_length"] = float(len(tokens))
     return EvaluatedResponse(
         policy=policy, role="any", query=0, sample=0, prompt="", text="", tokens=tokens, metrics=metrics
     )
 
 
-def chain(query: int, sample: int, *responses: EvaluatedResponse) -> list[EvaluatedResponse]:
-    return [EvaluatedResponse(**{**response, "query": query, "sample": sample}) for response in responses]
+def chain(query: int, sample: int, *responses: EvaluatedResponse, policies: Sequence[str] = ()) -> EvaluatedChain:
+    """A chain of the policies, by default of those that responded."""
+    numbered = [EvaluatedResponse(**{**response, "query": query, "sample": sample}) for response in responses]
+    return EvaluatedChain(
+        policies=tuple(policies or [response["policy"] for response in responses]), responses=numbered
+    )
+
+
+def score(chains: list[EvaluatedChain], queries: int = 3, *, can_stop: bool = False) -> dict[str, PolicyScores]:
+    num_agents = max(len(chain["policies"]) for chain in chains)
+    return compute_scores(chains, SCORING._replace(queries=queries), role_names(num_agents), can_stop=can_stop)
 
 
 def test_metrics_are_computed_per_query_and_averaged_over_queries() -> None:
-    batches = [
-        BatchRecord(
-            batch=0, chains=[chain(0, 0, response("llm_1", 1.0, [5, 6, 5, 6])), chain(0, 1, response("llm_1", 0, [5]))]
-        ),
+    chains = [
+        chain(0, 0, response("llm_1", 1.0, [5, 6, 5, 6])),
+        chain(0, 1, response("llm_1", 0, [5])),
         # The reward failed on one response to query 1 and on all to query 2.
-        BatchRecord(batch=1, chains=[chain(1, 1, response("llm_1", 3.0, [7, 7, 9], ended=True, kl=4.0))]),
+        chain(1, 1, response("llm_1", 3.0, [7, 7, 9], ended=True, kl=4.0)),
     ]
-    figures = compute_scores(batches, SCORING)["llm_1"]["figures"]
+    figures = score(chains)["llm_1"]["figures"]
     expected = {
         "task_reward": (0.5 + 3.0) / 2,
         "kl": (2.0 + 4.0) / 2,
         "combined_reward": (0.5 - 0.2 + 3.0 - 0.4) / 2,
         "response_length": (2.5 + 3.0) / 2,
         "eos_rate": 0.5,
-        "distinct_1": (2 / 5 + 1 / 2) / 2,  # without the end of sequence, token 9
-        "distinct_2": (2 / 3 + 1.0) / 2,
         "pass@1": (0.5 + 1.0) / 2,
         "pass@2": 1.0,
     }
@@ -51,12 +60,12 @@ def test_metrics_are_computed_per_query_and_averaged_over_queries() -> None:
 
 
 def test_rows_are_policies_alone_then_as_observers() -> None:
-    batches = [
-        BatchRecord(batch=0, chains=[chain(0, 0, response("base", 0, [1]), response("base", 1, [1]))]),
-        BatchRecord(batch=1, chains=[chain(0, 0, response("llm_1", 2, [1]), response("llm_2", 3, [1]))]),
-        BatchRecord(batch=2, chains=[chain(0, 0, response("llm_2", 4, [1]), response("llm_1", 5, [1]))]),
+    chains = [
+        chain(0, 0, response("base", 0, [1]), response("base", 1, [1])),
+        chain(0, 0, response("llm_1", 2, [1]), response("llm_2", 3, [1])),
+        chain(0, 0, response("llm_2", 4, [1]), response("llm_1", 5, [1])),
     ]
-    rows = compute_scores(batches, SCORING)
+    rows = score(chains)
     assert {name: (row["after"], row["figures"]["task_reward"].mean) for name, row in rows.items()} == {
         "base": (None, 0),
         "llm_1": (None, 2),
@@ -70,12 +79,12 @@ def test_rows_are_policies_alone_then_as_observers() -> None:
 
 def test_a_longer_chain_has_a_row_per_policy_and_role() -> None:
     policy_ids = ("llm_1", "llm_2", "llm_3")
-    batches = [BatchRecord(batch=0, chains=[chain(0, 0, *(response("base", 0.5, [1]) for _ in range(3)))])]
+    chains = [chain(0, 0, *(response("base", 0.5, [1]) for _ in range(3)))]
     for shift in range(3):
         order = policy_ids[shift:] + policy_ids[:shift]
         responses = [response(policy, 10 * position + shift, [1]) for position, policy in enumerate(order)]
-        batches.append(BatchRecord(batch=1 + shift, chains=[chain(0, 0, *responses)]))
-    rows = compute_scores(batches, SCORING)
+        chains.append(chain(0, 0, *responses))
+    rows = score(chains)
     assert {name: row["figures"]["task_reward"].mean for name, row in rows.items()} == {
         **{"base": 0.5, "llm_1": 0, "llm_2": 1, "llm_3": 2},
         **{"base as observer_1": 0.5, "llm_2 as observer_1": 10, "llm_3 as observer_1": 11},
@@ -84,7 +93,7 @@ def test_a_longer_chain_has_a_row_per_policy_and_role() -> None:
         **{"llm_2 as observer_2": 22},
     }
     assert all(row["after"] is None for row in rows.values())
-    tables = score_tables(rows, SCORING.names)
+    tables = score_tables(rows)
     assert [table.columns[0].header for table in tables] == ["pioneer", "observer_1", "observer_2"]
     assert [column.header for column in tables[0].columns[1:]] == ["base", "llm_1", "llm_2", "llm_3"]
 
@@ -92,37 +101,35 @@ def test_a_longer_chain_has_a_row_per_policy_and_role() -> None:
 def test_bases_of_different_models_have_separate_rows() -> None:
     names = ("base of llm_1", "base of llm_2", "base of llm_1")
     chains = [chain(0, 0, *(response(name, float(len(name)), [1]) for name in names))]
-    scores = compute_scores([BatchRecord(batch=0, chains=chains)], SCORING)
+    scores = score(chains)
     assert list(scores) == ["base of llm_1", "base of llm_2 as observer_1", "base of llm_1 as observer_2"]
 
 
 def test_a_table_shows_every_metric_and_a_dash_for_unknown_values() -> None:
-    rows = compute_scores(
-        [BatchRecord(batch=0, chains=[chain(0, 0, response("base", 0.25, [9], ended=True))])], SCORING
-    )
+    rows = score([chain(0, 0, response("base", 0.25, [9], ended=True))])
     output = io.StringIO()
-    (table,) = score_tables(rows, SCORING.names)
+    (table,) = score_tables(rows)
     Console(file=output, width=200).print(table)
     text = output.getvalue()
-    assert all(heading in text for heading in ("task reward", "KL", "combined", "distinct-2", "pass@2"))
+    assert all(heading in text for heading in ("task reward", "KL", "combined", "pass@2"))
     assert "+0.25" in text and "1.00 [0.21, 1.00]" in text  # one query: only binary metrics have intervals
-    assert math.isnan(rows["base"]["figures"]["distinct_1"].mean) and " -\n" in text
+    assert math.isnan(rows["base"]["figures"]["pass@2"].mean) and " -\n" in text
 
 
 def test_binary_metrics_have_wilson_intervals() -> None:
     chains = [chain(query, 0, response("base", 1.0, [1], ended=True, kl=0.0)) for query in range(20)]
-    figures = compute_scores([BatchRecord(batch=0, chains=chains)], SCORING._replace(queries=20))["base"]["figures"]
+    figures = score(chains, 20)["base"]["figures"]
     wilson = pytest.approx([0.8389, 1.0], abs=1e-4)
     assert {name for name, figure in figures.items() if list(figure[1:3]) == wilson} == {
         *("task_reward", "combined_reward", "eos_rate", "pass@1")
     }
     assert figures["kl"] == (0, 0, 0, 20) and figures["response_length"] == (1, 1, 1, 20)  # nats and tokens
 
-    graded = [chain(query, 0, response("base", 1.0, [1, 2])) for query in range(19)]
-    graded.append(chain(19, 0, response("base", 0.5, [1, 1])))
-    figures = compute_scores([BatchRecord(batch=0, chains=graded)], SCORING._replace(queries=20))["base"]["figures"]
-    assert figures["distinct_1"].mean == pytest.approx(0.975)
-    assert figures["distinct_1"].high == 1.0  # shares are at most 1
+    chains = [chain(query, 0, response("base", 1.0, [1], ended=True)) for query in range(19)]
+    chains += [chain(19, sample, response("base", 1.0, [1], ended=sample == 0)) for sample in range(2)]
+    figures = score(chains, 20)["base"]["figures"]
+    assert figures["eos_rate"].mean == pytest.approx(0.975)
+    assert figures["eos_rate"].high == 1.0  # shares are at most 1
 
 
 @pytest.mark.parametrize("samples", [1, 4, 6])
@@ -144,23 +151,14 @@ def test_pass_at_k_is_nan_with_fewer_samples_than_k() -> None:
     assert math.isnan(pass_at_k(2, 3, 4))
 
 
-def test_distinct_n_is_computed_over_all_responses_to_a_query() -> None:
-    responses = [[1, 2, 1], [1, 2], []]
-    assert distinct_n(responses, 1) == 2 / 5
-    assert distinct_n(responses, 2) == 2 / 3  # 1 2, 2 1, and 1 2 again; n-grams do not cross responses
-    assert math.isnan(distinct_n(responses, 4))
-
-
 def test_stopped_chains_are_scored_by_role_and_by_their_last_answers() -> None:
     chains = [
-        chain(0, 0, response("llm_1", 1, [5, 6, 7])),  # stopped
+        chain(0, 0, response("llm_1", 1, [5, 6, 7]), policies=("llm_1", "llm_2")),  # stopped
         chain(0, 1, response("llm_1", 0, [5, 6]), response("llm_2", 1, [5, 6, 7, 8])),
         chain(1, 0, response("llm_1", 0, [5]), response("llm_2", 0, [5, 6, 7, 8, 9])),
         chain(1, 1, response("llm_1", 0, [5]), response("llm_2", 1, [6])),
     ]
-    order = ("llm_1", "llm_2")
-    batches = [BatchRecord(batch=0, chains=chains[:1]), BatchRecord(batch=1, chains=chains[1:])]
-    scores = compute_scores(batches, SCORING, [order, order])
+    scores = score(chains, can_stop=True)
     assert {label: (row["policy"], row["role"], row["after"]) for label, row in scores.items()} == {
         "llm_1": ("llm_1", "pioneer", None),
         "llm_2 after llm_1": ("llm_2", "observer", "llm_1"),
@@ -190,25 +188,25 @@ def test_stopped_chains_are_scored_by_role_and_by_their_last_answers() -> None:
         "pass@2": (pytest.approx(1.0), 2),
         "chain_tokens": (pytest.approx(((3 + 6) / 2 + (6 + 2) / 2) / 2), 2),
     }
-    tables = score_tables(scores, SCORING.names)
+    tables = score_tables(scores)
     assert [table.columns[0].header for table in tables] == ["pioneer", "observer", "last answer"]
-    assert [len(table.rows) for table in tables] == [9, 9, 10]
+    assert [len(table.rows) for table in tables] == [7, 7, 8]
 
 
 def test_a_chain_that_always_stops_has_no_rows_for_later_roles() -> None:
-    batches = [
-        BatchRecord(batch=0, chains=[chain(0, 0, response("base of llm_1", 1, [5]))]),
-        BatchRecord(batch=1, chains=[chain(0, 0, response("base of llm_1", 0, [5, 6]))]),
+    chains = [
+        chain(0, 0, response("base of llm_1", 1, [5]), policies=("base of llm_1", "base of llm_1", "base of llm_3")),
+        chain(0, 0, response("base of llm_1", 0, [5, 6]), policies=("base of llm_1", "base of llm_3", "base of llm_1")),
     ]
-    orders = [("base of llm_1", "base of llm_1", "base of llm_3"), ("base of llm_1", "base of llm_3", "base of llm_1")]
-    scores = compute_scores(batches, SCORING, orders)
+    scores = score(chains, can_stop=True)
     assert {label: row["figures"]["task_reward"].mean for label, row in scores.items()} == {
         "base of llm_1": 0.5,
         "base of llm_1 then base of llm_1 then base of llm_3": 1.0,
         "base of llm_1 then base of llm_3 then base of llm_1": 0.0,
     }
-    alone = [BatchRecord(batch=0, chains=[chain(0, 0, response("llm_1", 1, [5]))])]
-    assert list(compute_scores(alone, SCORING, [("llm_1",)])) == ["llm_1"]  # without knowledge transfer
+    assert list(score([chain(0, 0, response("llm_1", 1, [5]))], can_stop=True)) == [
+        "llm_1"
+    ]  # without knowledge transfer
 
 
 def test_the_kl_of_a_middle_role_is_in_the_chain_and_that_of_a_last_answer_on_the_bare_query() -> None:
@@ -217,11 +215,12 @@ def test_the_kl_of_a_middle_role_is_in_the_chain_and_that_of_a_last_answer_on_th
         names = {"kl": own, "bare_kl": bare}
         return EvaluatedResponse(**{**one, "metrics": {**one["metrics"], **names}})
 
+    order = ("llm_1", "llm_2", "llm_3")
     chains = [
-        chain(0, 0, response("llm_1", 0, [5]), with_kl("llm_2", 1.0, 5.0)),  # stopped
+        chain(0, 0, response("llm_1", 0, [5]), with_kl("llm_2", 1.0, 5.0), policies=order),  # stopped
         chain(1, 0, response("llm_1", 0, [5]), with_kl("llm_2", 2.0, None), with_kl("llm_3", 4.0, 7.0)),
     ]
-    scores = compute_scores([BatchRecord(batch=0, chains=chains)], SCORING, [("llm_1", "llm_2", "llm_3")])
+    scores = score(chains, can_stop=True)
     assert {label: row["figures"]["kl"].mean for label, row in scores.items()} == {
         "llm_1": 2.0,
         "llm_2 as observer_1": 1.5,

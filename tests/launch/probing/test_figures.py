@@ -105,8 +105,9 @@ def test_best_of_n_is_interpolated_to_a_number_of_tokens() -> None:
 def test_a_vote_needs_two_equal_answers_and_ignores_what_cannot_be_compared() -> None:
     answers = np.array([[0, 1, 1], [0, 1, 2], [NO_ANSWER, NO_ANSWER, 3], [NO_ANSWER] * 3, [0, 0, 1]])
     right = np.array([[1, 0, 0], [1, 0, 0], [0, 0, 1], [0, 0, 0], [1, 1, 0]], bool)
-    np.testing.assert_allclose(vote(answers, right), [0, 1 / 3, 1, 0, 1])
-    np.testing.assert_allclose(vote(np.array([[0, 0, 1, 1]]), np.array([[1, 1, 0, 0]], bool)), [0.5])
+    assert vote(answers, right) == pytest.approx([0, 1 / 3, 1, 0, 1])
+    assert vote(np.array([[0, 0, 1, 1]]), np.array([[1, 1, 0, 0]], bool)) == pytest.approx([0.5])
+    assert vote(answers[1:4], right[1:4]) is None  # nothing to count
 
 
 def test_the_vote_is_left_out_if_no_answers_are_equal() -> None:
@@ -136,7 +137,7 @@ SLOW_CASES = [pytest.param(*case, marks=pytest.mark.slow) for case in ((40, 0.2,
 
 @pytest.mark.parametrize(("queries", "p2", "p2_feedback"), [(60, 0.01, 0.03), *SLOW_CASES])
 def test_intervals_cover_the_true_values(queries: int, p2: float, p2_feedback: float) -> None:
-    trials = 200
+    trials = 100
     covered: dict[str, int] = {}
     for trial in range(trials):
         outcomes, truth = simulate(queries, 3, p2, p2_feedback, seed=trial)

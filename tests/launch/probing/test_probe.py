@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,8 +15,10 @@ from launch.main import main
 from launch.models.generators import start_generator
 from launch.models.trained import open_trained
 from launch.models.trained_chain import TrainedChain
-from launch.probing.figures import Outcomes, SecondAnswers, compute_figures
-from launch.probing.plan import plan_probe
+from launch.probing.figures import compute_figures
+from launch.probing.plan import ProbePlan, plan_probe
+from launch.probing.probe import collect_outcomes
+from launch.probing.sampler import ProbedSample
 from launch.run_folder.run import Run
 from policies.rollout.chain_generation import ChainRequest, generate_chains
 from policies.settings.yaml12 import Value
@@ -71,18 +73,21 @@ def read_results() -> list[dict[str, Any]]:
     return results
 
 
-def read_outcomes(record: dict[str, Any]) -> Outcomes:
-    """Rebuilds the outcomes of `probe.json`."""
+def read_samples() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path("out/responses.jsonl").read_text().splitlines()]
 
-    def second(name: str) -> SecondAnswers:
-        return SecondAnswers(np.array(record[name]["right"], bool), np.array(record[name]["length"], float))
 
-    has_feedback = record["accepted"] is not None
-    return Outcomes(
-        *(np.array(record["right"], bool), np.array(record["length"], float), np.array(record["answers"])),
-        second("second"),
-        np.array(record["accepted"], bool) if has_feedback else None,
-        second("second_feedback") if has_feedback else None,
+def plan_model(settings: dict[str, Value]) -> ProbePlan:
+    """Plans a probe of the bundled model."""
+    return plan_probe(
+        "imdb-gpt2-tiny",
+        settings,
+        lambda text: None,
+        split="test",
+        queries=None,
+        samples=3,
+        temperatures=[0.7],
+        solved_at=1,
     )
 
 
@@ -93,7 +98,9 @@ def test_a_probe_with_feedback_reports_tables_and_advice(capsys: pytest.CaptureF
     assert "at 5 queries" in text and text.endswith("Results     out/probe.json\n")
     for result in read_results():
         assert (result["figures"]["wrongly_accepted"]["mean"], result["figures"]["not_accepted"]["mean"]) == (0, 0)
-        for name, figure in compute_figures(read_outcomes(result["outcomes"])).items():
+        samples = [sample for sample in read_samples() if sample["temperature"] == result["temperature"]]
+        outcomes = collect_outcomes(cast(list[ProbedSample], samples), 1.0, str.strip)
+        for name, figure in compute_figures(outcomes).items():
             mean, low, high, count = figure.estimate
             saved = result["figures"][name]
             assert saved["mean"] == pytest.approx(mean) or (saved["mean"] is None and np.isnan(mean))
@@ -103,17 +110,9 @@ def test_a_probe_with_feedback_reports_tables_and_advice(capsys: pytest.CaptureF
 def test_the_measured_chain_is_the_one_that_stops_when_solved() -> None:
     assert probe("feedback=lengths:odd_length") == 0
     (result, _) = read_results()
-    plan = plan_probe(
-        "imdb-gpt2-tiny",
-        {**SETTINGS, "feedback": "lengths:odd_length"},
-        lambda text: None,
-        split="test",
-        queries=None,
-        samples=3,
-        temperatures=[0.7],
-    )
+    plan = plan_model({**SETTINGS, "feedback": "lengths:odd_length"})
     settings = plan.settings.model_copy(update={"stop_when": "solved"})
-    chain = settings.make_chain(plan.task, plan.tokenizers)
+    chain = settings.make_chain(plan.task, settings.make_tokenizers())
     generator = start_generator(settings, {"llm_1": settings.model_paths["llm_1"]}, "transformers", 32)
 
     episodes = [ChainEpisode(chain, query) for query in plan.task.test[:QUERIES] for _ in range(3)]
@@ -143,64 +142,55 @@ def test_without_feedback_there_is_no_second_chain(capsys: pytest.CaptureFixture
     assert probe() == 0
     text = capsys.readouterr().out
     assert "without a feedback function" in text and "upper bound" in text and '"solved"' not in text
-    first = json.loads(Path("out/responses.jsonl").read_text().splitlines()[1])["samples"][0]
-    assert sorted(first) == ["first", "query", "sample", "second"]
+    assert {*read_samples()[0]} == {"temperature", "query", "sample", "first", "second"}
 
 
-def test_a_killed_probe_continues_and_another_threshold_needs_no_new_answers(
+def test_a_probe_that_failed_is_repeated_in_its_folder_and_results_are_not_overwritten(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert probe("feedback=lengths:odd_length") == 0
-    complete, responses = read_results(), Path("out/responses.jsonl").read_text()
-    lines = responses.splitlines(keepends=True)
-    Path("out/probe.json").unlink()
-    Path("out/responses.jsonl").write_text("".join(lines[:-1]) + lines[-1][:40])
-    capsys.readouterr()
-    assert probe("feedback=lengths:odd_length") == 0
-    assert "(1 of 2 batches done)" in capsys.readouterr().out
-    assert read_results() == complete and Path("out/responses.jsonl").read_text() == responses
+    assert probe("feedback=lengths:fails_on_the_second_query") == 2
+    assert {file.name for file in Path("out").iterdir()} == {"log.txt", ".lock"}
     assert probe("feedback=lengths:odd_length", "--solved-at", "0") == 0
     assert "Nothing to repair: all first answers are right" in capsys.readouterr().out
-    assert Path("out/responses.jsonl").read_text() == responses
+    results = Path("out/probe.json").read_bytes()
+    assert len(read_samples()) == 2 * QUERIES * 3
     assert probe("feedback=lengths:content") == 2
-    message = capsys.readouterr().err
-    assert "contains other work: different" in message and "feedback" in message
+    assert "out is not empty. Empty it, or choose another folder with --out." in capsys.readouterr().err
+    assert Path("out/probe.json").read_bytes() == results
 
 
 def test_queries_on_which_a_function_fails_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     assert probe("feedback=lengths:fails_on_the_second_query", "on_reward_error=skip") == 0
     assert "Warning: 1 of 5 queries are left out: rewards or feedback failed on them." in capsys.readouterr().err
-    assert read_results()[0]["outcomes"]["queries"] == [0, 1, 3, 4]
+    assert read_results()[0]["figures"]["p1"]["n"] == 4
 
 
 def test_a_prompt_with_feedback_is_replaced_in_the_chain_without() -> None:
     prompt = "{query} {reference} {feedback}"
-    settings: dict[str, Value] = {**SETTINGS, "feedback": "lengths:odd_length", "observer_prompt": prompt}
-    plan = plan_probe(
-        "imdb-gpt2-tiny", settings, lambda text: None, split="test", queries=2, samples=3, temperatures=[1]
-    )
-    assert plan.task.observer_template == prompt
-    assert plan.plain_task.observer_template == "Reference: {reference}\n{query}" and plan.plain_task.feedback is None
+    plan = plan_model({**SETTINGS, "feedback": "lengths:odd_length", "observer_prompt": prompt})
+    assert plan.with_feedback is not None and plan.with_feedback.task.observer_template == prompt
+    plain_task = plan.plain.task
+    assert plain_task.observer_template == "Reference: {reference}\n{query}" and plain_task.feedback is None
 
 
 def test_a_runs_policies_give_the_answers_of_cory_generate(
     policies_run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ("--queries", "4", "--samples", "3", "--temperatures", "0.7", "--solved-at", "0.5", "--out", "out")
-    assert main(["probe", str(policies_run.path), "--roles", "llm_2,llm_1", "--checkpoint", "6", *options]) == 0
-    batch = json.loads(Path("out/responses.jsonl").read_text().splitlines()[1])
+    words = ("reward=lengths:even", "--roles", "llm_2,llm_1", "--checkpoint", "6")
+    assert main(["probe", str(policies_run.path), *words, *options]) == 0
     chain = TrainedChain(open_trained(policies_run.path, "6"), ("llm_2", "llm_1"), 0.7, policies_run.settings.seed)
     queries = chain.chain.task.queries("test")
     answers = chain.answer_all([(queries[query], sample) for query in range(4) for sample in range(3)])
-    assert [[sample["first"]["text"], sample["second"]["text"]] for sample in batch["samples"]] == [
+    assert [[sample["first"]["text"], sample["second"]["text"]] for sample in read_samples()] == [
         [response["text"] for response in answer["responses"]] for answer in answers
     ]
 
 
 def test_the_result_of_a_run_is_in_its_folder(policies_run: Run) -> None:
-    result = cory_rllib.probe(
-        policies_run.path, queries=3, samples=3, temperatures=[1.0], solved_at=0.5, quiet=True, max_response_tokens=4
-    )
+    options: dict[str, Any] = {"queries": 3, "samples": 3, "temperatures": [1.0], "solved_at": 0.5, "quiet": True}
+    settings: dict[str, Any] = {"max_response_tokens": 4, "reward": "lengths:even"}
+    result = cory_rllib.probe(policies_run.path, **options, **settings)
     assert list(result.figures) == [1.0] and result.advice.temperature == 1.0 and result.dropped == 0
     (file,) = (policies_run.path / "probe").glob("*/probe.json")
     assert file.parent.name.startswith("update_000005-")
@@ -212,7 +202,7 @@ def test_a_single_agent_is_probed_as_its_own_second_agent(tmp_path: Path) -> Non
     run = record_test_run(tmp_path / "run", settings, updates=range(2))
     run.checkpoints.save(1, lambda path: write_policies(path, settings, seed=1))
     plan = plan_probe(
-        str(run.path), {}, lambda text: None, split="validation", queries=2, samples=3, temperatures=[1.0]
+        str(run.path), {}, lambda text: None, split="validation", queries=2, samples=3, temperatures=[1.0], solved_at=1
     )
     assert plan.policy_ids == ("llm_1", "llm_1") and plan.settings.num_agents == 2
 
@@ -274,6 +264,7 @@ def test_a_preset_gives_a_models_settings() -> None:
         queries=2,
         samples=3,
         temperatures=[1.0],
+        solved_at=None,
     ).settings
     assert (settings.task, settings.model, settings.num_agents) == ("drafts", "drafts-llama-tiny", 2)
     assert (settings.policy_ids, settings.seed, settings.backend) == (("llm_1",), 7, "transformers")

@@ -94,7 +94,7 @@ def test_final_results_have_the_tokens_of_the_chain(folder: Path) -> None:
 @pytest.mark.slow
 def test_an_evaluation_has_the_last_answers_and_every_chain_counts_once(folder: Path) -> None:
     record = json.loads((folder / "out" / "evaluation.json").read_text())
-    chains = [chain for line in read_lines(folder / "out" / "responses.jsonl")[1:] for chain in line["chains"]]
+    chains = [line["responses"] for line in read_lines(folder / "out" / "responses.jsonl")]
     trained = [chain for chain in chains if chain[0]["policy"] == "llm_1"]
     assert {len(chain) for chain in trained} == {1, 2} and len(trained) == 12
     assert list(record["rows"]) == [
