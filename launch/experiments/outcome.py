@@ -24,7 +24,7 @@ COMPLETE_STATUSES = ("done", "collapsed")
 
 
 def trials_frame(trials: "Sequence[Trial]", search: "Search") -> "pd.DataFrame":
-    """Returns a data frame with one row per trial: name, searched values (under PBT the last ones), status, metrics."""
+    """Returns a data frame with one row per trial: name, searched values, status, metrics."""
     import pandas as pd
 
     keys = dict.fromkeys([*(axis.key for axis in search.axes), SEED_KEY])
@@ -59,22 +59,18 @@ def _trial_row(trial: "Trial", settings: Settings, keys: Iterable[str]) -> dict[
     }
 
 
-def group_points(trials: "pd.DataFrame", keys: Sequence[str], separate: bool = False) -> "list[pd.DataFrame]":
+def group_points(trials: "pd.DataFrame", keys: Sequence[str]) -> "list[pd.DataFrame]":
     """Groups trials by their values; complete points come first, each part ordered by mean objective, best first.
 
     A point is complete if all its trials are: they ran to their end and were evaluated there. The mean of an incomplete
     point covers only its lucky seeds, so it is not comparable with others.
-
-    Args:
-        trials: as `trials_frame` returns them.
-        separate: each trial is its own point, as under PBT, where clones are not independent trials.
 
     Returns:
         A frame per point, with the columns `complete` and `remark` added.
     """
     complete = trials["status"].isin(COMPLETE_STATUSES) & trials[OBJECTIVE].notna()
     trials = trials.assign(complete=complete, remark=[_remark(trial) for _, trial in trials.iterrows()])
-    point_ids = trials["trial"] if separate else trials[list(keys)].map(repr).agg(" ".join, axis="columns")
+    point_ids = trials[list(keys)].map(repr).agg(" ".join, axis="columns")
 
     def rank(point: "pd.DataFrame") -> tuple[bool, float]:
         values = point.loc[point["complete"], OBJECTIVE]

@@ -8,13 +8,12 @@ best.yaml         all settings of the best point, for `cory train`
 """
 
 import contextlib
-import shlex
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from cory_env.pickled import display_name
-from launch.cluster import placement
 from launch.console.errors import CommandError, make_folder
 from launch.experiments.space import SEED_KEY, Axis, distinct_settings, grid_points, read_axes
 from launch.run_folder.layout import LOCK
@@ -22,12 +21,10 @@ from launch.run_folder.locations import PATH_SETTINGS
 from launch.run_folder.locks import lock_folder
 from launch.training.start import starting_policies
 from policies.files import atomic_write
-from policies.settings.processes import processes
 from policies.settings.settings import Settings, SettingsError, changed_settings, make_settings
 from policies.settings.yaml12 import read_yaml, to_cli, write_yaml
 
 SEARCH_FILE = "search.yaml"
-HEADER_PREFIX = "# cory tune"
 RESULTS_FILE = "results.csv"
 STATE_FILE = "tuner.pkl"
 """The file that `tune.Tuner.restore` reads."""
@@ -41,46 +38,24 @@ class Search(NamedTuple):
     settings: Settings
     """Settings of every trial, except the searched ones. `eval_kl_coef` is set, so that the objective is fixed."""
     axes: list[Axis]
-    scheduler: str | None
-    samples: int
-    seeds: int
-    concurrent: int | None
-    algorithm: str | None = None
-    """`optuna`: Optuna suggests values from the results of earlier trials. None: grid over lists, random samples of
-    ranges."""
+    """The searched settings. Results are means over the seeds, if `seed` is one of them."""
+    scheduler: str | None = None
+    samples: int = 1
+    concurrent: int | None = None
+
+    @property
+    def keys(self) -> list[str]:
+        """The searched settings whose values are compared."""
+        return [axis.key for axis in self.axes if axis.key != SEED_KEY]
 
     @property
     def trials(self) -> int:
         """Number of trials."""
-        if self.scheduler == "pbt" or self.algorithm is not None:
-            return self.samples
-        count = self.samples * self.seeds
-        for axis in self.axes:
-            count *= len(axis.values) if axis.scale is None else 1
-        return count
-
-    @property
-    def can_resume(self) -> bool:
-        """Whether Tune can resume the search. After a restore, Ray's PBT gives clones the values they began with."""
-        return self.scheduler != "pbt"
+        return self.samples * math.prod(len(axis.values) for axis in self.axes if axis.scale is None)
 
     def space(self, resolve_paths: ResolvePaths) -> dict[str, Any]:
-        """Returns the settings of trials with Tune's search spaces in them.
-
-        Members of a population also differ in their seeds. Otherwise two members with the same values would be the same
-        run.
-        """
-        from ray import tune
-
-        is_pbt = self.scheduler == "pbt"
-        domains = {
-            axis.key: self._resolved(axis, resolve_paths).domain(grid=not (is_pbt or self.algorithm))
-            for axis in self.axes
-        }
-        seeds = self.samples if is_pbt else self.seeds
-        if seeds > 1:
-            first = self.settings.seed
-            domains[SEED_KEY] = tune.grid_search(list(range(first, first + seeds)))
+        """Returns the settings of trials with Tune's search spaces in them."""
+        domains = {axis.key: self._resolved(axis, resolve_paths).domain() for axis in self.axes}
         return {**resolve_paths(self.settings).model_dump(), **domains}
 
     def _resolved(self, axis: Axis, resolve_paths: ResolvePaths) -> Axis:
@@ -92,9 +67,10 @@ class Search(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """All fields except the settings, as named in `search.yaml` and messages."""
-        names = ("scheduler", "samples", "seeds", "concurrent", "algorithm")
-        return {"over": [axis.option for axis in self.axes], **{name: getattr(self, name) for name in names}}
+        """All fields except the settings, as in `search.yaml` and messages."""
+        fields = self._asdict()
+        del fields["settings"]
+        return {"over": [axis.option for axis in fields.pop("axes")], **fields}
 
     def write(self, folder: Path, origin: str) -> None:
         """Writes `search.yaml`, whose first line is the command that started the search."""
@@ -105,15 +81,14 @@ class Search(NamedTuple):
     def read(cls, folder: Path) -> "Search":
         """Reads a search's `search.yaml`."""
         file = folder / SEARCH_FILE
-        if not file.is_file() or not file.read_bytes().startswith(HEADER_PREFIX.encode()):
-            raise CommandError(f"{folder} is not the folder of a search: it contains no {SEARCH_FILE} of `cory tune`.")
         try:
             values = read_yaml(file.read_text(encoding="utf-8"), "it")
-            settings = values.pop("settings")
-            if gone := sorted(settings.keys() - Settings.model_fields.keys()):  # its trials have them as well
-                raise CommandError(f"it is of an earlier version, which had the setting {gone[0]}. Start it again.")
-            return cls(make_settings(settings), read_axes(values.pop("over")), **values)
-        except (CommandError, SettingsError, UnicodeDecodeError, TypeError, AttributeError, KeyError) as error:
+            settings, over = values.pop("settings"), values.pop("over")
+            removed = settings.keys() - Settings.model_fields.keys() | values.keys() - {*cls._fields}
+            if removed:  # its trials have them as well
+                raise CommandError(f"it is of an earlier version, with {min(removed)}. Start it again.")
+            return cls(make_settings(settings), read_axes(over), **values)
+        except (CommandError, SettingsError, OSError, UnicodeDecodeError, TypeError, AttributeError, KeyError) as error:
             raise CommandError(f"{file} is not a valid search: {error}") from error
 
 
@@ -121,7 +96,7 @@ def pin_start_checkpoint(search: Search) -> Search:
     """Pins `start_from` to a checkpoint if it names a run, whose best checkpoint may change during the search."""
     kinds = distinct_settings(grid_points(search.settings, search.axes))
     starts = [starting_policies(settings) for settings in kinds]
-    if "start_from" in (axis.key for axis in search.axes) or starts[0] is None:
+    if "start_from" in search.keys or starts[0] is None:
         return search
     return search._replace(settings=search.settings.model_copy(update={"start_from": str(starts[0])}))
 
@@ -131,8 +106,8 @@ def create_search_folder(folder: Path, search: Search, origin: str) -> contextli
     make_folder(folder)
     is_free = (folder / SEARCH_FILE).exists() or all(entry.name == LOCK for entry in folder.iterdir())
     if is_resumable(folder) or not is_free:
-        hint = f"Continue it with `{resume_command(folder)}`, or choose" if is_resumable(folder) else "Choose"
-        raise CommandError(f"{folder} is not empty. {hint} another folder with --out.")
+        hint = "Continue its search with --continue" if is_resumable(folder) else "Empty it"
+        raise CommandError(f"{folder} is not empty. {hint}, or choose another folder with --out.")
     lock = lock_folder(folder)
     search.write(folder, origin)
     return lock
@@ -143,30 +118,20 @@ def is_resumable(folder: Path) -> bool:
     return (folder / STATE_FILE).exists()
 
 
-def check_same_search(folder: Path, search: Search) -> None:
-    """Checks that a folder contains the requested search."""
+def read_same_search(folder: Path, search: Search) -> Search:
+    """Returns the search in a folder, with its chat date and start checkpoint; rejects another than the requested."""
     stored = Search.read(folder)
     old, new = stored.options, search.options
     changes = [f"{key}={old[key]}" for key in old if old[key] != new[key]]
-    start, stored_settings = search.settings.start_from, stored.settings.model_dump()
+    start, values = search.settings.start_from, stored.settings.model_dump()
     for key in changed_settings(stored.settings, search.settings):
-        old_value = stored_settings[key]
+        value = values[key]
         # `pin_start_checkpoint` replaced the run by one of its checkpoints.
-        if key != "start_from" or not start or not Path(str(old_value)).is_relative_to(Path(start).resolve()):
-            changes.append(f"{key}={display_name(to_cli(old_value))}")
+        if key != "start_from" or not start or not Path(str(value)).is_relative_to(Path(start).resolve()):
+            changes.append(f"{key}={display_name(to_cli(value))}")
     if changes:
         raise CommandError(
             f"{folder} contains a search with {', '.join(changes)}. Use these values, or choose another folder with "
             "--out."
         )
-
-
-def resume_command(folder: Path) -> str:
-    """Returns the command that continues a search."""
-    return f"cory tune --resume {shlex.quote(str(folder))}"
-
-
-def check_trial_placement(settings: Sequence[Settings], nodes: Sequence[placement.Node]) -> None:
-    """Checks that at least one trial fits on the cluster. Otherwise Tune would wait for resources silently."""
-    for trial in settings:
-        placement.check_placement(processes(trial, trial=True), nodes)
+    return stored

@@ -1,4 +1,4 @@
-"""The search space: `--over key=values`, and seeds."""
+"""The search space: `--over key=values`."""
 
 import itertools
 import math
@@ -41,16 +41,12 @@ class Axis(NamedTuple):
             return f"{self.key}={self.scale}:{self.values[0]}:{self.values[1]}"
         return f"{self.key}={','.join(map(to_axis_text, self.values))}"
 
-    def domain(self, *, grid: bool) -> Any:
-        """Returns the axis as a Tune search space.
-
-        Args:
-            grid: search a list as a grid; otherwise sample from it.
-        """
+    def domain(self) -> Any:
+        """Returns the axis as a Tune search space."""
         from ray import tune
 
         if self.scale is None:
-            return tune.grid_search(list(self.values)) if grid else tune.choice(list(self.values))
+            return tune.grid_search(list(self.values))
         low, high = self.values
         is_integer = _is_integer(self.key)
         if self.scale == LOG_SCALE:  # Tune excludes the upper end of an integer range

@@ -63,8 +63,6 @@ def test_complete_points_are_ordered_by_mean_before_incomplete_points() -> None:
     assert means(points) == pytest.approx([0.2, 0.5, math.nan], nan_ok=True)
     counts = [(point["complete"].sum(), point["complete"].all()) for point in points]
     assert counts == [(3, True), (2, False), (0, False)]
-    separate = group_points(RESULTS, KEYS, separate=True)
-    assert means(separate)[:2] == [0.6, 0.4] and len(separate) == len(RESULTS)
 
 
 def test_the_table_shows_failed_and_stopped_trials() -> None:
@@ -83,7 +81,7 @@ def trial_row(settings: Settings, last: dict[str, Any], status: str = Trial.TERM
     trial = Trial("cory", stub=True, trial_id="t", config=config, trial_name_creator=lambda trial: "trial_00000")
     trial.set_status(status)
     trial.run_metadata.last_result = last
-    return trials_frame([trial], Search(settings, AXES, None, 1, 1, None)).iloc[0]
+    return trials_frame([trial], Search(settings, AXES)).iloc[0]
 
 
 @pytest.mark.parametrize(
@@ -134,6 +132,6 @@ def test_the_file_contains_every_trial(tmp_path: Path) -> None:
 
 
 def test_a_search_without_trials_has_a_file_too(tmp_path: Path) -> None:
-    empty = trials_frame([], Search(paper_settings(), AXES, None, 1, 1, None))
+    empty = trials_frame([], Search(paper_settings(), AXES))
     write_csv(empty, KEYS, tmp_path / "results.csv")
     assert (tmp_path / "results.csv").read_text().startswith("trial,exchange_period,lr,seed,status,updates,")

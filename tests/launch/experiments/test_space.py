@@ -77,12 +77,20 @@ def test_the_objective_keeps_the_kl_coef_from_before_the_search() -> None:
 
 def test_a_search_is_read_back_unchanged(tmp_path: Path) -> None:
     axes = read_axes(["exchange_period=1,2,null", "lr=log:1e-6:1e-4"])
-    search = Search(pin_objective(SETTINGS), axes, "asha", samples=2, seeds=3, concurrent=None)
+    search = Search(pin_objective(SETTINGS), axes, "asha", samples=6, concurrent=None)
     assert search.trials == 18
     search.write(tmp_path, "cory tune")
     assert Search.read(tmp_path) == search
-    with pytest.raises(CommandError, match="is not the folder of a search"):
+    with pytest.raises(CommandError, match=r"search\.yaml is not a valid search: .*No such file"):
         Search.read(tmp_path.parent)
+
+
+def test_a_search_of_an_earlier_version_is_rejected(tmp_path: Path) -> None:
+    Search(SETTINGS, read_axes(["lr=1e-5,1e-4"])).write(tmp_path, "cory tune")
+    with (tmp_path / "search.yaml").open("a") as file:
+        file.write("seeds: 3\n")
+    with pytest.raises(CommandError, match=r"of an earlier version, with seeds\. Start it again"):
+        Search.read(tmp_path)
 
 
 def test_a_quoted_text_with_a_comma_is_one_value() -> None:
@@ -95,19 +103,19 @@ def test_a_quoted_text_with_a_comma_is_one_value() -> None:
 @pytest.mark.parametrize("text", AWKWARD_TEXTS)
 def test_a_search_with_awkward_texts_is_read_back_unchanged(text: str, tmp_path: Path) -> None:
     axes = [Axis("stop", (text, "other", None)), Axis("lr", (1e-6, 0.1), "log")]
-    search = Search(SETTINGS.model_copy(update={"prompt": text}), axes, None, samples=2, seeds=1, concurrent=None)
+    search = Search(SETTINGS.model_copy(update={"prompt": text}), axes, None, samples=2)
     search.write(tmp_path, "cory tune")
     assert Search.read(tmp_path) == search
 
 
 def test_integers_are_sampled_from_a_range_including_both_ends() -> None:
     (axis,) = read_axes(["exchange_period=uniform:1:3"])
-    assert {axis.domain(grid=True).sample() for _ in range(200)} == {1, 2, 3}
+    assert {axis.domain().sample() for _ in range(200)} == {1, 2, 3}
 
 
 def test_trials_get_absolute_paths_also_of_searched_files(tmp_path: Path) -> None:
     settings = make_settings({"task": "custom", "data": "a.jsonl", "reward": "a:b", "backend": "transformers"})
-    search = Search(settings, read_axes(["data=a.jsonl,b.jsonl", "lr=1e-5,1e-4"]), None, 1, 1, None)
+    search = Search(settings, read_axes(["data=a.jsonl,b.jsonl", "lr=1e-5,1e-4"]))
     space = search.space(lambda settings: settings.model_copy(update={"data": f"/data/{settings.data}"}))
     assert space["data"] == {"grid_search": ["/data/a.jsonl", "/data/b.jsonl"]}
     assert space["lr"] == {"grid_search": [1e-5, 1e-4]}

@@ -11,7 +11,7 @@ from tests.paper import paper_settings
 
 TRIALS = """
 import json, pathlib, sys
-from launch.experiments.callbacks import TrackerCallback
+from launch.experiments.callbacks import SearchCallback
 from policies.settings.settings import Settings
 
 class Trial:
@@ -22,15 +22,15 @@ class Trial:
         return self.trial_id
 
 folder = pathlib.Path(sys.argv[1])
-callback, trials = TrackerCallback(), [Trial("trial_0"), Trial("trial_1")]
+callback, trials = SearchCallback(["lr"]), [Trial("trial_0"), Trial("trial_1")]
 lines = [json.loads(line) for line in sys.stdin]
 for line in lines:
     for trial in trials:
         (folder / str(trial)).mkdir(exist_ok=True, parents=True)
-        callback.on_trial_result(1, trials, trial, {"cory": line})
+        callback.on_trial_result(1, trials, trial, {"updates": 1, "cory": line})
 callback.on_trial_error(1, trials, trials[0])
 for trial in trials[1:]:
-    callback.on_trial_result(1, trials, trial, {"cory": {**lines[-1], "update": 3}})
+    callback.on_trial_result(1, trials, trial, {"updates": 3, "cory": {**lines[-1], "update": 3}})
 callback.on_experiment_end(trials)
 """
 
