@@ -51,61 +51,54 @@ def plot(
       cory plot runs/a runs/b --csv curves.csv
       cory plot runs/NAME --csv - | grep validation,mean,,combined_reward
     """
+    from launch.display.plot import FORMATS
+    from launch.run_folder.run import Run
+
     if out is not None and csv is not None:
         raise CommandError("--out conflicts with --csv. Use one of them.")
-    runs = list(dict.fromkeys(runs))
-    if csv is not None:
-        _write_csv(runs, csv)
-        return
-    _check_image(out)
-    if len(runs) == 1:
-        _draw(runs[0], out)
-    else:
-        _compare(runs, out or Path("curves.png"))
-
-
-def _check_image(out: Path | None) -> None:
-    from launch.display.plot import FORMATS
-
     if out is not None and (out.suffix.removeprefix(".").lower() not in FORMATS or out.is_dir()):
         raise CommandError(f"{out} is not an image file. Use one of the suffixes .{', .'.join(FORMATS)}.")
+    if csv is not None and csv.is_dir():
+        raise CommandError(f"{csv} is a folder. Name a file with --csv.")
+    locations = list(dict.fromkeys(runs))
+    run_list = [Run.open(location) for location in locations]
+    for run in run_list:
+        if not run.metrics:
+            raise CommandError(f"{run.path} has no metrics yet. Try again after the first update.")
+    names = _short_names(locations)
+    if csv is not None:
+        _write_csv(run_list, names, csv)
+    elif len(run_list) == 1:
+        _draw(run_list[0], out or run_list[0].curves)
+    else:
+        _compare(run_list, names, out or Path("curves.png"))
 
 
-def _draw(location: str, out: Path | None) -> None:
+def _draw(run: "Run", out: Path) -> None:
     from launch.display.plot import draw_run
 
-    run = _read_run_with_metrics(location)
-    file = out or run.curves
-    make_folder(file.parent)
-    draw_run(run.metrics, run.settings, file)
-    print(file)
+    make_folder(out.parent)
+    draw_run(run.metrics, run.settings, out)
+    print(out)
 
 
-def _compare(locations: Sequence[str], out: Path) -> None:
-    from launch.display.comparison import ComparedRun, comparison_plot, comparison_tables, group_runs
+def _compare(runs: "Sequence[Run]", names: Sequence[str], out: Path) -> None:
+    from launch.display.comparison import ComparedRun, comparison_tables, draw_comparison, group_runs
+    from launch.display.plot import save_figure
     from launch.display.tables import print_tables
 
-    names = _short_names(locations)
-    groups = group_runs(
-        [
-            ComparedRun.read(_read_run_with_metrics(location), name)
-            for location, name in zip(locations, names, strict=True)
-        ]
-    )
+    groups = group_runs([ComparedRun(run, name) for run, name in zip(runs, names, strict=True)])
     make_folder(out.parent)
-    comparison_plot(groups).save(out)
+    save_figure(draw_comparison(groups), out)
     print_tables(sys.stdout, *comparison_tables(groups))
     print(f"\n{out}")
 
 
-def _write_csv(locations: Sequence[str], file: Path) -> None:
+def _write_csv(runs: "Sequence[Run]", names: Sequence[str], file: Path) -> None:
     from launch.display.frame import join_frames
     from policies.files import atomic_write
 
-    if file.is_dir():
-        raise CommandError(f"{file} is a folder. Name a file with --csv.")
-    names = _short_names(locations)
-    frames = {name: _read_run_with_metrics(run).frame() for name, run in zip(names, locations, strict=True)}
+    frames = {name: run.frame() for name, run in zip(names, runs, strict=True)}
     text = join_frames(frames).dropna().to_csv(index=False, lineterminator="\n")
     if str(file) == "-":
         print(text, end="")
@@ -123,13 +116,3 @@ def _short_names(locations: Sequence[str]) -> list[str]:
         if len(set(names)) == len(set(parts)):
             break
     return names
-
-
-def _read_run_with_metrics(location: str) -> "Run":
-    """Reads a run."""
-    from launch.run_folder.run import Run
-
-    run = Run.open(location)
-    if not run.metrics:
-        raise CommandError(f"{location} has no metrics yet. Try again after the first update.")
-    return run
