@@ -91,15 +91,10 @@ def result_file(folder: Path, arm: str, seed: int) -> Path:
 
 def read_results(folder: Path) -> list[StudyRun]:
     """Reads all results in a study's folder, ordered by tier, arm and seed."""
-    runs = read_available_results(folder)
+    runs = [read_result(file) for file in (folder / "results").glob("*/seed_*.json")]
     if not runs:
         raise CommandError(f"{folder} contains no study results. Create them with `cory study NAME --out {folder}`.")
     return sorted(runs, key=lambda run: (run.tier, run.arm_index, run.arm, run.seed))
-
-
-def read_available_results(folder: Path) -> list[StudyRun]:
-    """Reads all results in a study's folder, if any, in any order."""
-    return [read_result(file) for file in sorted((folder / "results").glob("*/seed_*.json"))]
 
 
 def read_result(file: Path) -> StudyRun:

@@ -82,7 +82,7 @@ class StudyJob:
             "study": self.study.name,
             "label": self.arm.label,
             "tier": self.arm.tier,
-            "arm_index": self.study.arm_index(self.arm),
+            "arm_index": self.arm.index,
             "differs": self.arm.differs,
         }
 
@@ -122,7 +122,7 @@ def list_jobs(study: Study, folder: Path, arms: Sequence[Arm], seeds: Sequence[i
     They are ordered by tier and then by seed, so that arms can be compared before the study is complete.
     """
     jobs = [StudyJob(study, arm, seed, folder) for arm in arms for seed in seeds or arm.seeds]
-    return sorted(jobs, key=lambda job: (job.arm.tier, job.seed, study.arm_index(job.arm)))
+    return sorted(jobs, key=lambda job: (job.arm.tier, job.seed, job.arm.index))
 
 
 class TrainProcess:
