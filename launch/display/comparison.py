@@ -104,11 +104,12 @@ def group_runs(runs: Sequence[ComparedRun]) -> list[Group]:
 
 def draw_comparison(groups: Sequence[Group]) -> Figure:
     """Draws the held-out curves of groups: the policies each alone, and the chain's last answer."""
-    curves = {}
-    for group in groups:
-        frames = {run.name: metrics_frame(run.updates) for run in group.runs}
-        seeds = {run.name: run.settings.seed for run in group.runs}
-        curves[group.label] = Curve(Metrics(frames, seeds), kinds=("bare", "last"))
+    curves = {
+        group.label: Curve(
+            Metrics({run.name: metrics_frame(run.updates) for run in group.runs}), kinds=("bare", "last")
+        )
+        for group in groups
+    }
     tasks = ", ".join(dict.fromkeys(group.settings.task for group in groups))
     return draw_curves(tasks, curves, [group.settings for group in groups], {})
 

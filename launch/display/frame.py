@@ -18,10 +18,9 @@ MIN_SEEDS = 3
 class Metrics:
     """The long frame of several runs, and its pivots."""
 
-    def __init__(self, frames: Mapping[str, pd.DataFrame], seeds: Mapping[str, int]) -> None:
-        """Joins the frames of runs, by the runs' names; `seeds` are by name too."""
+    def __init__(self, frames: Mapping[str, pd.DataFrame]) -> None:
+        """Joins the frames of runs, by the runs' names."""
         self.frame = join_frames({"": metrics_frame([]), **frames})
-        self.seeds = seeds
 
     @cached_property
     def tables(self) -> dict[str, pd.DataFrame]:

@@ -146,7 +146,7 @@ def save_figure(figure: Figure, file: Path) -> None:
 
 def draw_run(lines: Sequence[Update], settings: Settings, file: Path) -> None:
     """Draws the curves of one run into an image file."""
-    metrics = Metrics({"run": metrics_frame(lines)}, {"run": settings.seed})
+    metrics = Metrics({"run": metrics_frame(lines)})
     names = ", ".join(Path(name).name for name in dict.fromkeys(settings.models.values()))
     chain = f"{settings.num_agents} agents, " * (settings.num_agents > 1)
     title = f"{chain}{settings.algorithm}  ·  {settings.task}  ·  {names}"

@@ -1,6 +1,5 @@
 """The rows of the progress table of a run, as text: a heading, and a row per update."""
 
-import math
 from collections.abc import Mapping
 
 from rich.text import Text
@@ -16,19 +15,15 @@ ROW_COLUMNS = (("task_reward", "task", 7), ("kl", "KL", 7), ("combined_reward", 
 POLICY_WIDTH = sum(width for *_, width in ROW_COLUMNS)
 MIN_CHAIN_WIDTH = 12
 """Minimum width of the column that shows the chain."""
-SPEED_WIDTH = 13
-"""Width of the last two columns."""
+MAX_POLICIES = 2
+"""With more policies, rows would not fit into 80 characters: only the average of their metrics is shown."""
 
 
 class RowFormatter:
     """Formats the rows of one run."""
 
-    def __init__(self, settings: Settings, arrow: str, width: int | None = None) -> None:
-        """Chooses the columns.
-
-        Args:
-            width: Maximum width of a row; if the policies do not fit, only the average of their metrics is shown.
-        """
+    def __init__(self, settings: Settings, arrow: str) -> None:
+        """Chooses the columns."""
         self._policy_ids = settings.policy_ids
         self._roles = settings.agents
         self._updates = settings.num_updates
@@ -37,8 +32,7 @@ class RowFormatter:
         self.indent = 2 * self._digits + 2
         policy_ids = make_mapping(settings).as_dict()
         self._chain_width = max(len(self.chain(policy_ids)) + 1, MIN_CHAIN_WIDTH)
-        available = math.inf if width is None else width - self.indent - self._chain_width - SPEED_WIDTH
-        self._columns = self._policy_ids if POLICY_WIDTH * len(self._policy_ids) <= available else ()
+        self._columns = self._policy_ids if len(self._policy_ids) <= MAX_POLICIES else ()
 
     def heading(self) -> list[Text]:
         """Returns the two lines above the rows."""

@@ -120,7 +120,7 @@ class Terminal(ProgressPrinter):
         """Creates the output of a run; see `ProgressPrinter`."""
         super().__init__(output, settings.num_updates, done=done, quiet=quiet, bar=bar)
         self._settings = settings
-        self._rows = RowFormatter(settings, self.arrow, self.console.width)
+        self._rows = RowFormatter(settings, self.arrow)
         self._rows_printed = 0
 
     def update(self, line: Update) -> None:

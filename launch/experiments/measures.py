@@ -28,9 +28,9 @@ class StudyMetrics(Metrics):
 
     def __init__(self, runs: Mapping[str, StudyRun]) -> None:
         """Builds the frame from run names and results."""
-        frames = {name: metrics_frame(run.metrics, run.final) for name, run in runs.items()}
-        super().__init__(frames, {name: run.seed for name, run in runs.items()})
+        super().__init__({name: metrics_frame(run.metrics, run.final) for name, run in runs.items()})
         self.runs = runs
+        self.seeds = {name: run.seed for name, run in runs.items()}
 
     def complete(self, values: "pd.Series[float]") -> "pd.Series[float]":
         """Returns the values of runs that completed all updates."""

@@ -27,8 +27,7 @@ FINAL = {"update": 1, "policy": {"llm_1": {"kl": 3.0}}, "mean": {"kl": 3.0}}
 
 
 def metrics(*runs: str) -> Metrics:
-    seeds = {run: seed for seed, run in enumerate(runs)}
-    return Metrics(dict.fromkeys(runs, metrics_frame(LINES, FINAL)), seeds)
+    return Metrics(dict.fromkeys(runs, metrics_frame(LINES, FINAL)))
 
 
 def test_metrics_are_indexed_by_split_policy_role_run_and_update() -> None:
@@ -46,7 +45,7 @@ def test_unknown_values_are_nan_and_a_mean_requires_every_policy() -> None:
     assert frame.get("train", "response_length")["a", 1] == 4.0
     unknown = frame.get("validation", "task_reward")
     assert list(unknown.index) == [("a", 0), ("a", 1)] and unknown.isna().all()
-    assert Metrics({}, {}).get("test", "kl").empty and mean_over_seeds(Metrics({}, {}).get("train", "kl")).empty
+    assert Metrics({}).get("test", "kl").empty and mean_over_seeds(Metrics({}).get("train", "kl")).empty
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def recorded_updates(folder: Path, settings: Settings, kl: str = "bare_kl") -> l
 
 
 def plot(lines: list[Update], settings: Settings) -> Figure:
-    curves = policy_curves(Metrics({"run": metrics_frame(lines)}, {"run": 0}), settings)
+    curves = policy_curves(Metrics({"run": metrics_frame(lines)}), settings)
     return draw_curves("", curves, [settings], {})
 
 
