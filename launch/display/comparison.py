@@ -62,12 +62,16 @@ class ComparedRun:
 
 
 def _frame(rows: Sequence[MetricValues], index: Sequence[int] | None = None) -> pd.DataFrame:
-    return pd.DataFrame([with_shown_kl(row) for row in rows], index=index, dtype=float).reindex(columns=list(MAIN_METRICS))
+    return pd.DataFrame([with_shown_kl(row) for row in rows], index=index, dtype=float).reindex(
+        columns=list(MAIN_METRICS)
+    )
 
 
 def _mean_by_query(groups: Sequence[Sequence[EvaluatedResponse]]) -> pd.DataFrame:
     """Averages the metrics of several policies, or of several orders, over the queries that all of them answered."""
-    tables = [_frame([record["metrics"] for record in group], [record["query"] for record in group]) for group in groups]
+    tables = [
+        _frame([record["metrics"] for record in group], [record["query"] for record in group]) for group in groups
+    ]
     common = pd.concat(tables, axis=1, join="inner").index
     return pd.concat([table.loc[common] for table in tables]).groupby(level=0).mean()
 

@@ -100,11 +100,8 @@ class ProgressPrinter:
         """
         now = time.monotonic()
         seconds, self._last = now - self._last if seconds is None else seconds, now
-        self._seconds = (
-            seconds
-            if self._seconds is None
-            else STEP_SECONDS_DECAY * self._seconds + (1 - STEP_SECONDS_DECAY) * seconds
-        )
+        mean = seconds if self._seconds is None else self._seconds
+        self._seconds = STEP_SECONDS_DECAY * mean + (1 - STEP_SECONDS_DECAY) * seconds
         self._done += 1
         left = f"{format_duration(self._seconds * (self._total - self._done))} left"
         self._bar.update(self._task, completed=self._done, left=left)

@@ -49,6 +49,8 @@ class SearchCallback(Callback):
             figures = with_shown_kl(settings.selection_metrics(report))
             text = "  ".join(f"{label} {format_metric(key, figures[key]):>6}" for key, label, _ in ROW_COLUMNS)
             self._print(trial, f"{result[TIME_KEY]:>4}/{settings.num_updates:<4} {text}")
+        if settings.tracker is None:
+            return
         if trial.trial_id not in self._trackers:
             self._trackers[trial.trial_id] = _open_trackers(trial, settings)
         samples, update = cast(list[Sample], report.pop("samples", [])), report["update"]

@@ -175,16 +175,14 @@ class TrainProcess:
 def collect_result(job: StudyJob, process_result: ProcessResult) -> StudyRun:
     """Creates the result of a run from its folder."""
     run, settings = Run(job.run), job.study.settings(job.arm, job.seed)
-    lines = run.metrics
-    final_responses = final.read_final(run.final)
     status, reason = _run_status(run, process_result)
+    final_responses = None if status == "diverged" else final.read_final(run.final)
+    lines = run.metrics
     training_lines = [line for line in lines if "policy" in line]
     cost = Cost(
         tokens=sum(line["tokens"] for line in training_lines),
         seconds=sum(line["seconds"]["total"] - line["seconds"].get("evaluate", 0.0) for line in training_lines),
     )
-    if status == "diverged":
-        final_responses = None
     return StudyRun(
         **job.arm_fields,
         arm=job.arm.name,

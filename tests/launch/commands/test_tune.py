@@ -92,7 +92,9 @@ def test_a_search_resumes_only_unchanged(tmp_path: Path) -> None:
     search._replace(settings=pin_objective(dated)).write(tmp_path, "cory tune")
     read_same_search(tmp_path, search._replace(settings=pin_objective(dated.model_copy(update={"chat_date": None}))))
     search.write(tmp_path, "cory tune")
-    with pytest.raises(CommandError, match=r"contains a search with over=\['lr=0\.000123456,0\.0001', 'seed=0,1'\]\. Use"):
+    with pytest.raises(
+        CommandError, match=r"contains a search with over=\['lr=0\.000123456,0\.0001', 'seed=0,1'\]\. Use"
+    ):
         read_same_search(tmp_path, search._replace(axes=axes[:1]))
     with pytest.raises(CommandError, match="contains a search with queries_per_update=256, minibatch_size=256"):
         read_same_search(

@@ -100,9 +100,7 @@ def test_runs_that_differ_only_in_the_seed_are_compared_over_their_common_seeds(
 
 
 def test_repetitions_of_a_seed_are_groups_of_their_own(tmp_path: Path) -> None:
-    runs = [
-        ComparedRun(record(tmp_path / name, seed=seed), name) for name, seed in zip("abc", (0, 0, 1), strict=True)
-    ]
+    runs = [ComparedRun(record(tmp_path / name, seed=seed), name) for name, seed in zip("abc", (0, 0, 1), strict=True)]
     groups = group_runs(runs)
     assert [[run.name for run in group.runs] for group in groups] == [["a", "c"], ["b"]]
     (legend,) = draw_comparison(groups).legends
