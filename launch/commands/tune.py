@@ -7,7 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,8 +29,6 @@ def tune(
     over: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUES", help="A setting to search; may be repeated.")
     ] = None,
-    scheduler: Annotated[Literal["asha"] | None, typer.Option(help="Stop bad trials early.")] = None,
-    samples: Annotated[int, typer.Option(min=1, metavar="N", help="Number of samples from ranges.")] = 1,
     seeds: Annotated[int | None, typer.Option(min=1, metavar="N", help="Run every point with N seeds.")] = None,
     concurrent: Annotated[int | None, typer.Option(min=1, metavar="N", help="Maximum concurrent trials.")] = None,
     out: Annotated[
@@ -44,10 +42,8 @@ def tune(
 ) -> int:
     """Search over settings for the best held-out combined reward.
 
-    --over defines the search space and may be repeated:
-      key=1,2,5,null            a list of values; all of them are tried
-      key=log:1e-6:1e-4         a range, sampled log-uniformly; --samples sets the number of samples
-      key=uniform:0:1           a range, sampled uniformly
+    Each --over is a setting with its values; all combinations are tried. Ray's schedulers and search algorithms are for
+    tune.Tuner in Python, see docs/tune.md.
 
     The objective is the held-out combined reward, task reward - eval_kl_coef * KL, averaged over the policies unless
     select_by is set. eval_kl_coef is fixed before the search, so searching over kl_coef does not change the objective.
@@ -56,7 +52,7 @@ def tune(
 
     Examples:
       cory tune imdb-tiny --over exchange_period=1,2,5,10,20,null --seeds 3
-      cory tune imdb-tiny --over lr=log:1e-5:1e-3 --over exchange_period=1,5 --samples 8 --scheduler asha
+      cory tune imdb-tiny --over lr=1e-5,1e-4 --over exchange_period=1,5 --concurrent 2
       cory tune imdb-tiny --over lr=1e-5,1e-4 --out runs/search --continue
 
     Exit codes:
@@ -67,14 +63,15 @@ def tune(
     from launch.console import output
     from launch.console.interrupts import Interrupts
     from launch.display.terminal import ProgressPrinter
-    from launch.experiments.search import create_search_folder, is_resumable, pin_start_checkpoint, read_same_search
+    from launch.experiments.search import create_search_folder, is_resumable, read_same_search
     from launch.experiments.space import distinct_settings, grid_points
     from launch.run_folder.layout import RUNS, new_folder
     from launch.run_folder.locks import lock_folder
     from launch.run_folder.manifest import own_version
     from launch.run_folder.storage import check_location
-    from launch.training import preflight, tracking
+    from launch.training import preflight
     from launch.training.source_check import absolute_settings, check_all_sources, write_all_sources
+    from launch.training.start import starting_policies
     from policies.settings.resolve import with_chat_date
 
     if continue_ and not out:
@@ -84,13 +81,14 @@ def tune(
     search, name = read_search(SimpleNamespace(**ctx.params))
     check_location(str(out or RUNS / f"tune-{name}"), "search")
     earlier = out if continue_ and out and is_resumable(out) else None
-    search = read_same_search(earlier, search) if earlier else pin_start_checkpoint(search)
+    if earlier:
+        search = read_same_search(earlier, search)
     kinds = distinct_settings(grid_points(search.settings, search.axes))
-    tracking.check_trackers(search.settings)
     session.quiet_libraries(debug)
     for settings in kinds:
         check_gpus(settings)
         if not earlier:
+            starting_policies(settings)
             preflight.check_run_settings(settings)
     sources = check_all_sources(
         earlier,
@@ -152,24 +150,14 @@ def read_search(options: Any) -> "tuple[Search, str]":
     settings = request.settings()
     seeds = range(settings.seed, settings.seed + (options.seeds or 1))
     more = [f"{SEED_KEY}={','.join(map(str, seeds))}"] if len(seeds) > 1 else []
-    axes = read_axes([*(options.over or ()), *more])
-    search = Search(pin_objective(settings), axes, options.scheduler, options.samples, options.concurrent)
-    has_seeds = len(search.keys) < len(axes)
+    search = Search(pin_objective(settings), read_axes([*(options.over or ()), *more]), options.concurrent)
     rules = {
         "Nothing to search. Add a setting and its values, such as --over exchange_period=1,5,null.": not search.keys,
-        "--samples requires a range in --over. To repeat points, use --seeds.": (
-            options.samples > 1 and all(axis.scale is None for axis in axes)
-        ),
-        "Seeds conflict with --scheduler asha, which stops a point's unlucky seeds, so that its mean covers only the "
-        "lucky ones. Run the best values with --seeds afterwards.": options.scheduler and has_seeds,
         "test_queries conflicts with a search, which does not evaluate the test split. Train the best point with it.": (
             settings.test_queries is not None
         ),
-        f"--scheduler compares trials after evaluations: it requires one eval_every below "
-        f"num_updates={settings.num_updates}.": (
-            options.scheduler and ("eval_every" in search.keys or settings.eval_every >= settings.num_updates)
-        ),
         "num_passes conflicts with a search, which counts updates. Set num_updates.": settings.num_passes is not None,
+        "tracker conflicts with a search, whose trials write TensorBoard files. Set tracker=null.": settings.tracker,
     }
     for message, is_violated in rules.items():
         if is_violated:
@@ -178,8 +166,10 @@ def read_search(options: Any) -> "tuple[Search, str]":
 
 
 def _describe(search: "Search") -> str:
+    from policies.settings.yaml12 import to_cli
+
     settings = search.settings
-    axes = " and ".join(axis.option for axis in search.axes)
+    axes = " and ".join(f"{key}={','.join(map(to_cli, values))}" for key, values in search.axes.items())
     subject = {"bare": "mean of the policies", "chain": "the chain's last answer", "mean": "the mean of the LLMs"}
     return (
         f"A search over {axes}: {count_noun(search.trials, 'trial')} of {count_noun(settings.num_updates, 'update')}.\n"

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launch.console.errors import describe_error
-from launch.display.tables import FINE_PATTERNS, MAIN_METRICS, format_number
-from launch.experiments.space import OBJECTIVE, SEED_KEY, TIME_KEY, to_axis_text
+from launch.display.tables import MAIN_METRICS
+from launch.experiments.space import OBJECTIVE, SEED_KEY, TIME_KEY
 from launch.run_folder.records import with_shown_kl
 from policies.files import atomic_write
 from policies.settings.settings import Settings
+from policies.settings.yaml12 import to_cli
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -19,15 +20,13 @@ if TYPE_CHECKING:
     from launch.experiments.search import Search
 
 STATUS_FAILED, STATUS_UNFINISHED = "failed", "unfinished"
-COMPLETE_STATUSES = ("done", "collapsed")
-"""Statuses of trials that ran to their end. Trials stopped by a scheduler are not comparable with them."""
 
 
 def trials_frame(trials: "Sequence[Trial]", search: "Search") -> "pd.DataFrame":
     """Returns a data frame with one row per trial: name, searched values, status, metrics."""
     import pandas as pd
 
-    keys = dict.fromkeys([*(axis.key for axis in search.axes), SEED_KEY])
+    keys = dict.fromkeys([*search.axes, SEED_KEY])
     columns = ["trial", *keys, "status", TIME_KEY, *MAIN_METRICS, "exchanges", "seconds", "reason"]
     rows = [_trial_row(trial, search.settings, keys) for trial in trials]
     frame = pd.DataFrame(rows, columns=columns, dtype=object).sort_values("trial", ignore_index=True)
@@ -42,10 +41,8 @@ def _trial_row(trial: "Trial", settings: Settings, keys: Iterable[str]) -> dict[
         reason = describe_error(error) if error else (trial.get_error() or "").strip().rpartition("\n")[2]
     elif trial.status != trial.TERMINATED:
         status = STATUS_UNFINISHED
-    elif done >= settings.num_updates:
-        status = "done"
-    else:  # a trial may show a collapse warning although a scheduler stopped it
-        status = "collapsed" if report.get("collapsed") and settings.stop_on_collapse else "stopped early"
+    else:
+        status = "done" if done >= settings.num_updates else "collapsed"
     return {
         "trial": str(trial),
         **{key: trial.config["cory_settings"][key] for key in keys},
@@ -68,7 +65,7 @@ def group_points(trials: "pd.DataFrame", keys: Sequence[str]) -> "list[pd.DataFr
     Returns:
         A frame per point, with the columns `complete` and `remark` added.
     """
-    complete = trials["status"].isin(COMPLETE_STATUSES) & trials[OBJECTIVE].notna()
+    complete = ~trials["status"].isin([STATUS_FAILED, STATUS_UNFINISHED]) & trials[OBJECTIVE].notna()
     trials = trials.assign(complete=complete, remark=[_remark(trial) for _, trial in trials.iterrows()])
     point_ids = trials[list(keys)].map(repr).agg(" ".join, axis="columns")
 
@@ -80,13 +77,12 @@ def group_points(trials: "pd.DataFrame", keys: Sequence[str]) -> "list[pd.DataFr
 
 
 def _remark(trial: Mapping[str, Any]) -> str:
-    if trial["status"] in ("stopped early", "collapsed"):
-        objective = format_number(trial[OBJECTIVE], FINE_PATTERNS[OBJECTIVE])
-        return f"{trial['trial']} {trial['status']} at update {trial[TIME_KEY]}, {objective}"
-    return "" if trial["status"] == "done" else f"{trial['trial']} {trial['status']}"
+    if trial["status"] == "done":
+        return ""
+    return f"{trial['trial']} {trial['status']} after update {trial[TIME_KEY]}"
 
 
 def write_csv(trials: "pd.DataFrame", keys: Sequence[str], file: Path) -> None:
     """Writes one line per trial; missing values are empty."""
-    axis_texts = {key: trials[key].map(to_axis_text) for key in keys}
-    atomic_write(file, trials.assign(**axis_texts).to_csv(index=False, lineterminator="\n"))
+    texts = {key: trials[key].map(to_cli) for key in keys}
+    atomic_write(file, trials.assign(**texts).to_csv(index=False, lineterminator="\n"))

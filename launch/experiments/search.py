@@ -15,11 +15,10 @@ from typing import Any, NamedTuple
 
 from cory_env.pickled import display_name
 from launch.console.errors import CommandError, make_folder
-from launch.experiments.space import SEED_KEY, Axis, distinct_settings, grid_points, read_axes
+from launch.experiments.space import SEED_KEY, Axes
 from launch.run_folder.layout import LOCK
 from launch.run_folder.locations import PATH_SETTINGS
 from launch.run_folder.locks import lock_folder
-from launch.training.start import starting_policies
 from policies.files import atomic_write
 from policies.settings.settings import Settings, SettingsError, changed_settings, make_settings
 from policies.settings.yaml12 import read_yaml, to_cli, write_yaml
@@ -33,48 +32,40 @@ ResolvePaths = Callable[[Settings], Settings]
 
 
 class Search(NamedTuple):
-    """The definition of a search."""
+    """The definition of a search: a grid, with a trial per combination of values."""
 
     settings: Settings
     """Settings of every trial, except the searched ones. `eval_kl_coef` is set, so that the objective is fixed."""
-    axes: list[Axis]
+    axes: Axes
     """The searched settings. Results are means over the seeds, if `seed` is one of them."""
-    scheduler: str | None = None
-    samples: int = 1
     concurrent: int | None = None
+    """Maximum number of trials at a time."""
 
     @property
     def keys(self) -> list[str]:
         """The searched settings whose values are compared."""
-        return [axis.key for axis in self.axes if axis.key != SEED_KEY]
+        return [key for key in self.axes if key != SEED_KEY]
 
     @property
     def trials(self) -> int:
         """Number of trials."""
-        return self.samples * math.prod(len(axis.values) for axis in self.axes if axis.scale is None)
+        return math.prod(map(len, self.axes.values()))
 
     def space(self, resolve_paths: ResolvePaths) -> dict[str, Any]:
         """Returns the settings of trials with Tune's search spaces in them."""
-        domains = {axis.key: self._resolved(axis, resolve_paths).domain() for axis in self.axes}
-        return {**resolve_paths(self.settings).model_dump(), **domains}
+        from ray import tune
 
-    def _resolved(self, axis: Axis, resolve_paths: ResolvePaths) -> Axis:
-        """Returns an axis with the current locations of the files that its values name."""
-        if axis.key not in PATH_SETTINGS:
-            return axis
-        points = [resolve_paths(self.settings.model_copy(update={axis.key: value})) for value in axis.values]
-        return axis._replace(values=tuple(getattr(point, axis.key) for point in points))
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """All fields except the settings, as in `search.yaml` and messages."""
-        fields = self._asdict()
-        del fields["settings"]
-        return {"over": [axis.option for axis in fields.pop("axes")], **fields}
+        space = resolve_paths(self.settings).model_dump()
+        for key, values in self.axes.items():
+            if key in PATH_SETTINGS:
+                points = [resolve_paths(self.settings.model_copy(update={key: value})) for value in values]
+                values = [getattr(point, key) for point in points]
+            space[key] = tune.grid_search(values)
+        return space
 
     def write(self, folder: Path, origin: str) -> None:
         """Writes `search.yaml`, whose first line is the command that started the search."""
-        values = {**self.options, "settings": self.settings.model_dump()}
+        values = {"over": self.axes, "concurrent": self.concurrent, "settings": self.settings.model_dump()}
         atomic_write(folder / SEARCH_FILE, f"# {' '.join(origin.split())}\n{write_yaml(values)}")
 
     @classmethod
@@ -83,22 +74,12 @@ class Search(NamedTuple):
         file = folder / SEARCH_FILE
         try:
             values = read_yaml(file.read_text(encoding="utf-8"), "it")
-            settings, over = values.pop("settings"), values.pop("over")
-            removed = settings.keys() - Settings.model_fields.keys() | values.keys() - {*cls._fields}
-            if removed:  # its trials have them as well
-                raise CommandError(f"it is of an earlier version, with {min(removed)}. Start it again.")
-            return cls(make_settings(settings), read_axes(over), **values)
+            settings = values["settings"]
+            if not isinstance(values["over"], dict) or settings.keys() - Settings.model_fields.keys():
+                raise CommandError("it is of an earlier version, with other settings. Start it again.")
+            return cls(make_settings(settings), values["over"], values["concurrent"])
         except (CommandError, SettingsError, OSError, UnicodeDecodeError, TypeError, AttributeError, KeyError) as error:
             raise CommandError(f"{file} is not a valid search: {error}") from error
-
-
-def pin_start_checkpoint(search: Search) -> Search:
-    """Pins `start_from` to a checkpoint if it names a run, whose best checkpoint may change during the search."""
-    kinds = distinct_settings(grid_points(search.settings, search.axes))
-    starts = [starting_policies(settings) for settings in kinds]
-    if "start_from" in search.keys or starts[0] is None:
-        return search
-    return search._replace(settings=search.settings.model_copy(update={"start_from": str(starts[0])}))
 
 
 def create_search_folder(folder: Path, search: Search, origin: str) -> contextlib.ExitStack:
@@ -119,19 +100,15 @@ def is_resumable(folder: Path) -> bool:
 
 
 def read_same_search(folder: Path, search: Search) -> Search:
-    """Returns the search in a folder, with its chat date and start checkpoint; rejects another than the requested."""
+    """Returns the search in a folder, with its chat date; rejects another than the requested."""
     stored = Search.read(folder)
-    old, new = stored.options, search.options
-    changes = [f"{key}={old[key]}" for key in old if old[key] != new[key]]
-    start, values = search.settings.start_from, stored.settings.model_dump()
-    for key in changed_settings(stored.settings, search.settings):
-        value = values[key]
-        # `pin_start_checkpoint` replaced the run by one of its checkpoints.
-        if key != "start_from" or not start or not Path(str(value)).is_relative_to(Path(start).resolve()):
-            changes.append(f"{key}={display_name(to_cli(value))}")
-    if changes:
+    old = {**stored.settings.model_dump(), **stored.axes, "--concurrent": stored.concurrent}
+    changed = {*changed_settings(stored.settings, search.settings)}
+    changed |= {key for key in stored.axes | search.axes if stored.axes.get(key) != search.axes.get(key)}
+    changed |= {"--concurrent"} if stored.concurrent != search.concurrent else set()
+    if changed:
+        values = ", ".join(f"{key}={display_name(to_cli(old[key]))}" for key in sorted(changed))
         raise CommandError(
-            f"{folder} contains a search with {', '.join(changes)}. Use these values, or choose another folder with "
-            "--out."
+            f"{folder} contains a search with {values}. Use these values, or choose another folder with --out."
         )
     return stored

@@ -1,4 +1,4 @@
-"""Runs a search in Ray Tune: `tune.Tuner` with Ray's own scheduler, `tune.Tuner.restore` to resume."""
+"""Runs a search in Ray Tune: `tune.Tuner`, and `tune.Tuner.restore` to resume."""
 
 import logging
 import os
@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from ray import tune
 from ray.tune.experiment import Trial
-from ray.tune.schedulers import ASHAScheduler
-from ray.tune.search import BasicVariantGenerator
 
 from launch.cluster import placement, session
 from launch.console.interrupts import Interrupts
-from launch.experiments.callbacks import SearchCallback
+from launch.experiments.callbacks import ProgressCallback
 from launch.experiments.outcome import trials_frame
 from launch.experiments.search import ResolvePaths, Search
-from launch.experiments.space import OBJECTIVE, TIME_KEY, grid_points
+from launch.experiments.space import OBJECTIVE, grid_points
 from policies.cory import Cory, CoryConfig
 from policies.settings.processes import cpus, processes
 from policies.settings.settings import Settings
@@ -72,30 +70,20 @@ def run_trials(trainable: type[tune.Trainable], space: Any, search: Search, fold
 def make_tuner(trainable: type[tune.Trainable], space: Any, search: Search, folder: Path) -> tune.Tuner:
     """Creates the tuner of a new search."""
     settings = search.settings
-    asha = None
-    if search.scheduler == "asha":  # it decides after evaluations; the best third continues
-        limits = {"max_t": settings.num_updates, "grace_period": settings.eval_every, "reduction_factor": 3}
-        asha = ASHAScheduler(time_attr=TIME_KEY, **limits)
     return tune.Tuner(
         trainable,
         param_space=space,
         tune_config=tune.TuneConfig(
             metric=OBJECTIVE,
             mode="max",
-            num_samples=search.samples,
-            scheduler=asha,
-            search_alg=BasicVariantGenerator(
-                constant_grid_search=True,  # all points, and so all seeds, share the sampled values
-                random_state=settings.seed,
-                max_concurrent=search.concurrent or 0,
-            ),
+            max_concurrent_trials=search.concurrent,
             trial_name_creator=trial_name,
             trial_dirname_creator=trial_name,
         ),
         run_config=tune.RunConfig(
             name=folder.name,
             storage_path=str(folder.parent),
-            callbacks=[SearchCallback([axis.key for axis in search.axes])],
+            callbacks=[ProgressCallback(list(search.axes))],
             checkpoint_config=tune.CheckpointConfig(
                 checkpoint_frequency=settings.checkpoint_every,
                 checkpoint_at_end=True,

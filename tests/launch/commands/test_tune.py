@@ -16,7 +16,7 @@ from launch.commands.tune import read_search
 from launch.console.cli import parse_command
 from launch.console.errors import CommandError
 from launch.experiments.search import Search, is_resumable, read_same_search
-from launch.experiments.space import Axis, pin_objective, read_axes
+from launch.experiments.space import pin_objective, read_axes
 from launch.main import main
 from launch.run_folder.layout import LOCK
 from launch.run_folder.run import Run
@@ -46,7 +46,7 @@ def test_a_stopped_and_killed_search_resumes_exactly_and_a_failed_trial_does_not
     assert f"Stopped. Continue with:\n  {same}\n" in output and not errors
     assert "found is not empty. Continue its search with --continue" in error_line(cory(*command))
     changed = cory(*command, "--over", "seed=1", "--continue")
-    assert "contains a search with over=['lr=0.0001,1e+30']." in error_line(changed)
+    assert "contains a search with seed=0. Use" in error_line(changed)
 
     process = start_search(tmp_path, (*command, "--continue"), until="2/3", TUNE_GLOBAL_CHECKPOINT_S="0")
     os.kill(process.pid, signal.SIGKILL)
@@ -92,10 +92,8 @@ def test_a_search_resumes_only_unchanged(tmp_path: Path) -> None:
     search._replace(settings=pin_objective(dated)).write(tmp_path, "cory tune")
     read_same_search(tmp_path, search._replace(settings=pin_objective(dated.model_copy(update={"chat_date": None}))))
     search.write(tmp_path, "cory tune")
-    with pytest.raises(
-        CommandError, match=r"contains a search with over=\['lr=0\.000123456,0\.0001', 'seed=0,1'\]\. Use"
-    ):
-        read_same_search(tmp_path, search._replace(axes=axes[:1]))
+    with pytest.raises(CommandError, match=r"contains a search with lr=\[0\.000123456, 0\.0001\], seed=\[0, 1\]\. Use"):
+        read_same_search(tmp_path, search._replace(axes={"lr": [1e-4]}))
     with pytest.raises(CommandError, match="contains a search with queries_per_update=256, minibatch_size=256"):
         read_same_search(
             tmp_path,
@@ -108,14 +106,14 @@ def test_a_search_resumes_only_unchanged(tmp_path: Path) -> None:
 def test_results_are_means_over_seeds_however_they_are_chosen() -> None:
     words = ["imdb-tiny", "backend=transformers", "seed=4", "--over", "lr=1e-4,1e-3"]
     search, _ = read_search(parse_command("tune", [*words, "--seeds", "3"]))
-    assert (search.axes[1], search.keys, search.trials) == (Axis("seed", (4, 5, 6)), ["lr"], 6)
+    assert (search.axes["seed"], search.keys, search.trials) == ([4, 5, 6], ["lr"], 6)
     assert read_search(parse_command("tune", [*words, "--over", "seed=4,5,6"]))[0] == search
 
 
-@pytest.mark.parametrize("words", [("--scheduler", "pbt"), ("--search", "optuna"), ("--resume", "taken")])
+@pytest.mark.parametrize("words", [("--scheduler", "asha"), ("--search", "optuna"), ("--resume", "taken")])
 def test_a_removed_option_is_rejected(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tune", "imdb-tiny", "--over", "lr=1e-4,1e-3", *words]) == 2
-    assert words[words[0] == "--scheduler"] in capsys.readouterr().err
+    assert words[0] in capsys.readouterr().err
 
 
 def test_a_search_in_storage_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,17 +131,7 @@ def error_line(result: "subprocess.CompletedProcess[str]") -> str:
     ("words", "message"),
     [
         (("imdb-tiny",), "Nothing to search"),
-        (("imdb-tiny", "--over", "lr=log:1:0"), "LOW must be above zero and below HIGH"),
-        (("imdb-tiny", "--over", "lr=1e-5,1e-4", "--samples", "3"), "--samples requires a range in --over"),
         (("imdb-tiny", "--over", "seed=1,2", "--seeds", "2"), "--over seed is given twice"),
-        (
-            ("imdb-tiny", "--over", "lr=1e-5,1e-4", "--scheduler", "asha", "--seeds", "2"),
-            "stops a point's unlucky seeds",
-        ),
-        (
-            ("imdb-tiny", "--over", "lr=1e-5,1e-4", "--scheduler", "asha", "eval_every=50"),
-            "it requires one eval_every below num_updates=45",
-        ),
         (("imdb-tiny", "--over", "exchange_period=0,1"), "Input should be greater than or equal to 1"),
         (
             ("imdb-tiny", "--over", "max_prompt_tokens=64,5"),
@@ -169,10 +157,7 @@ def error_line(result: "subprocess.CompletedProcess[str]") -> str:
             ("imdb-tiny", "--over", "checkpoint_every=1,2"),
             "--over checkpoint_every: trials that differ in it are not comparable",
         ),
-        (
-            ("imdb-tiny", "--over", "eval_every=5,9", "--scheduler", "asha"),
-            "it requires one eval_every below num_updates=45",
-        ),
+        (("imdb-tiny", "--over", "lr=1e-5", "tracker=wandb"), "tracker conflicts with a search"),
         (("imdb-tiny", "--over", "lr=1e-5", "--continue"), "--continue requires --out, the folder of the search."),
     ],
 )

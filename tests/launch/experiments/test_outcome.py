@@ -18,7 +18,7 @@ from policies.settings.settings import Settings
 from tests.paper import make_settings, paper_settings
 
 KEYS = ["exchange_period", "lr"]
-AXES = read_axes(["exchange_period=1,5,null", "lr=log:1e-6:1e-4"])
+AXES = read_axes(["exchange_period=1,5,null", "lr=1e-6,1e-4"])
 
 
 def result(number: int, period: int | None, seed: int, combined: float, status: str = "done") -> dict[str, Any]:
@@ -45,7 +45,7 @@ RESULTS = pd.DataFrame(
         result(2, None, 0, math.nan, "failed"),
         result(3, 1, 1, 0.2),
         result(4, 5, 1, 0.6),
-        result(5, None, 1, 0.9, "stopped early"),
+        result(5, None, 1, 0.9, "unfinished"),
         result(6, 1, 2, 0.3),
         result(7, 5, 2, math.nan),
     ]
@@ -65,7 +65,7 @@ def test_complete_points_are_ordered_by_mean_before_incomplete_points() -> None:
     assert counts == [(3, True), (2, False), (0, False)]
 
 
-def test_the_table_shows_failed_and_stopped_trials() -> None:
+def test_the_table_shows_failed_and_unfinished_trials() -> None:
     points = [([*map(format_setting_value, point.iloc[0][KEYS])], point) for point in group_points(RESULTS, KEYS)]
     console = Console(width=170)
     with console.capture() as capture:
@@ -73,7 +73,7 @@ def test_the_table_shows_failed_and_stopped_trials() -> None:
     first, second, last = (line.split() for line in capture.get().splitlines()[2:])
     assert first == ["1", "1e-05", "3", "+1.20", "±", "0.25", "2.00", "±", "0.00", "+0.200", "±", "0.248", "1.5"]
     assert second[:5] == ["5", "1e-05", "2", "of", "3"]
-    assert " ".join(last).endswith("trial_00002 failed, trial_00005 stopped early at update 3, +0.900")
+    assert " ".join(last).endswith("trial_00002 failed after update 3, trial_00005 unfinished after update 3")
 
 
 def trial_row(settings: Settings, last: dict[str, Any], status: str = Trial.TERMINATED) -> "pd.Series[Any]":
@@ -88,7 +88,7 @@ def trial_row(settings: Settings, last: dict[str, Any], status: str = Trial.TERM
     ("status", "last", "shown"),
     [
         (Trial.TERMINATED, {"updates": 9}, "done"),
-        (Trial.TERMINATED, {"updates": 3}, "stopped early"),
+        (Trial.TERMINATED, {"updates": 3}, "collapsed"),
         (Trial.RUNNING, {"updates": 3}, "unfinished"),
         (Trial.PAUSED, {"updates": 3}, "unfinished"),
         (Trial.PENDING, {}, "unfinished"),
@@ -99,15 +99,6 @@ def test_the_status_of_a_trial_says_how_it_ended(status: str, last: dict[str, An
     row = trial_row(paper_settings(num_updates=9), last, status)
     assert (row["trial"], row["lr"], row["exchange_period"]) == ("trial_00000", 1e-5, 5)
     assert (row["status"], row["updates"]) == (shown, last.get("updates", 0))
-
-
-@pytest.mark.parametrize(("stop_on_collapse", "status"), [(True, "collapsed"), (False, "stopped early")])
-def test_a_trial_with_a_collapse_warning_counts_as_collapsed_only_with_stop_on_collapse(
-    stop_on_collapse: bool, status: str
-) -> None:
-    last = {"updates": 3, "combined_reward": 0.5, "cory": {"collapsed": True}}
-    row = trial_row(paper_settings(num_updates=9, stop_on_collapse=stop_on_collapse), last)
-    assert (row["status"], row["updates"], row["combined_reward"]) == (status, 3, 0.5)
 
 
 @pytest.mark.parametrize(("select_by", "task_reward"), [("bare", 1.0), ("chain", 2.0), ("mean", 3.0)])

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from ray.tune.experiment import Trial
 
-from launch.experiments.callbacks import SearchCallback
+from launch.experiments.callbacks import ProgressCallback
 from tests.paper import paper_settings
 
 
@@ -21,7 +21,7 @@ def result(update: int) -> dict[str, Any]:
 
 
 def test_an_evaluation_is_printed_with_the_values_of_its_trial(capsys: pytest.CaptureFixture[str]) -> None:
-    callback = SearchCallback(["lr"])
+    callback = ProgressCallback(["lr"])
     callback = pickle.loads(pickle.dumps(callback))  # as Tune does when a search resumes
     callback.setup(total_num_samples=1)
     callback.on_trial_result(1, [], make_trial(1e-4), result(1))

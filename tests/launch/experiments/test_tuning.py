@@ -56,9 +56,9 @@ class Climb(tune.Trainable):
         self.reward = float((Path(folder) / "reward").read_text())
 
 
-def make_search(*over: str, scheduler: str | None = None) -> Search:
+def make_search(*over: str) -> Search:
     settings = paper_settings(num_updates=6, eval_every=2, checkpoint_every=2, backend="transformers")
-    return Search(settings, read_axes(over), scheduler, concurrent=1)
+    return Search(settings, read_axes(over), concurrent=1)
 
 
 def run_climb(folder: Path, search: Search, trainable: Any = Climb, **config: Any) -> pd.DataFrame:
@@ -97,13 +97,6 @@ def test_a_stopped_search_resumes_its_trials_from_their_checkpoints_and_a_failed
 
     again = run_climb(tmp_path / "climb", search, **stopping)
     assert list(again["status"]) == list(frame["status"])
-
-
-@pytest.mark.slow
-def test_asha_stops_a_trial_that_is_worse_than_others_at_the_same_update(ray_session: None, tmp_path: Path) -> None:
-    search = make_search("lr=0.5,0.01", scheduler="asha")
-    frame = run_climb(tmp_path / "climb", search)
-    assert list(frame["status"]) == ["done", "stopped early"] and list(frame["updates"]) == [6, 2]
 
 
 def test_a_search_that_does_not_fit_on_the_cluster_is_rejected() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from launch.console.configuration import settings_to_yaml
 from launch.console.errors import CommandError
 from launch.experiments.search import Search
 from launch.experiments.space import distinct_settings, grid_points, pin_objective, read_axes
@@ -81,9 +82,8 @@ def test_trials_use_absolute_paths_except_in_a_ray_job(folder: Path, monkeypatch
 
 
 def test_a_search_with_changed_data_does_not_resume(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    values = VALUES | {"test_queries": None}
-    search = Search(pin_objective(make_settings(values)), read_axes(["temperature=0.5,1.0"]))
-    Path("values.yaml").write_text(json.dumps(values))
+    search = Search(pin_objective(make_settings(VALUES | {"test_queries": None})), read_axes(["temperature=0.5,1.0"]))
+    Path("values.yaml").write_text(settings_to_yaml(search.settings))
     (folder / "search").mkdir()
     search.write(folder / "search", "cory tune")
     (folder / "search" / "tuner.pkl").touch()
