@@ -20,8 +20,16 @@ from policies.files import atomic_file
 from policies.models.model_names import AVERAGE_POLICY
 from policies.settings.settings import Settings
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999933")
-"""The colour-blind safe palette of Okabe and Ito."""
+COLOURS = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#000000",
+    "#999933",
+)  # of Okabe and Ito, colour-blind safe
 INK, FAINT = "#333333", "#b8b8b8"
 FORMATS = tuple(FigureCanvasAgg.get_supported_filetypes())
 WIDTH, HEIGHT, LEGEND_LINE = 4.6, 3.1, 0.24
@@ -41,16 +49,14 @@ STYLES: dict[str, dict[str, Any]] = {
     "exchanged": {"linewidth": 0.8, "linestyle": (0, (2, 2)), "color": FAINT},
     "averaged": {"linewidth": 0.8, "linestyle": (0, (1, 2)), "color": INK, "alpha": 0.45},
 }
-"""Line styles by kind of line and by event."""
+"""Line styles by kind of line, in the order in which they are drawn, and by event."""
 KIND_LABELS = {"train": "training", "bare": "held out, bare query", "last": "held out, last answer of the chain"}
-"""The kinds of lines of a curve, in the order in which they are drawn, and their labels."""
 EVENT_LABELS = {"exchanged": "role exchange", "averaged": "averaging"}
 PANELS = (
     ("task_reward", "Task reward", "per response"),
     ("kl", "KL to the initial policy", "nats per response"),
     ("combined_reward", "Combined reward", "task reward − {} · KL"),
 )
-"""Metrics, their headings and their units."""
 
 
 class Curve(NamedTuple):

@@ -14,7 +14,6 @@ ROW_COLUMNS = (("task_reward", "task", 7), ("kl", "KL", 7), ("combined_reward", 
 """Columns of each policy: metric, heading and width."""
 POLICY_WIDTH = sum(width for *_, width in ROW_COLUMNS)
 MIN_CHAIN_WIDTH = 12
-"""Minimum width of the column that shows the chain."""
 MAX_POLICIES = 2
 """With more policies, rows would not fit into 80 characters: only the average of their metrics is shown."""
 

@@ -9,10 +9,8 @@ from launch.display.tables import format_metric
 from launch.run_folder.records import Sample
 
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # not tab and line feed; surrogates too
-MAX_EXTRA = 100
-"""Maximum number of characters of a thought or of feedback, in samples."""
-NOTHING_TO_CORRECT = "(nothing to correct)"
-"""Stands for feedback that is None."""
+MAX_EXTRA = 100  # characters of a thought or of feedback, in samples
+NOTHING_TO_CORRECT = "(nothing to correct)"  # stands for feedback that is None
 
 
 def chain_text(sample: Sample, indent: int) -> Text:

@@ -19,8 +19,7 @@ from launch.run_folder.frame import MEAN, metrics_frame
 from launch.run_folder.records import Update
 from policies.health import HealthSign, collapse_signs
 
-COLLAPSE_METRICS = {"repetition", "eos_rate", "kl", "response_length"}
-"""Metrics of a policy that collapse detection needs."""
+COLLAPSE_METRICS = {"repetition", "eos_rate", "kl", "response_length"}  # that detection needs
 
 
 class StudyMetrics(Metrics):

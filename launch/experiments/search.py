@@ -23,10 +23,7 @@ from policies.files import atomic_write
 from policies.settings.settings import Settings, SettingsError, changed_settings, make_settings
 from policies.settings.yaml12 import read_yaml, to_cli, write_yaml
 
-SEARCH_FILE = "search.yaml"
-RESULTS_FILE = "results.csv"
-STATE_FILE = "tuner.pkl"
-"""The file that `tune.Tuner.restore` reads."""
+SEARCH_FILE, RESULTS_FILE, STATE_FILE = "search.yaml", "results.csv", "tuner.pkl"
 ResolvePaths = Callable[[Settings], Settings]
 """Replaces the paths in settings by their current locations."""
 
@@ -39,7 +36,6 @@ class Search(NamedTuple):
     axes: Axes
     """The searched settings. Results are means over the seeds, if `seed` is one of them."""
     concurrent: int | None = None
-    """Maximum number of trials at a time."""
 
     @property
     def keys(self) -> list[str]:

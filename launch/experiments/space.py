@@ -17,12 +17,9 @@ from policies.settings.settings import (
 from policies.settings.yaml12 import Value, parse_scalar, to_cli
 
 SEED_KEY = "seed"
-TIME_KEY = "updates"
-"""Key of the number of completed updates in a trial's results."""
-OBJECTIVE = "combined_reward"
-"""Key of the objective in a trial's results."""
+TIME_KEY, OBJECTIVE = "updates", "combined_reward"
+"""Keys of the number of completed updates and of the objective in a trial's results."""
 Axes = dict[str, list[Any]]
-"""The searched settings with their values."""
 
 
 def read_axes(options: Sequence[str]) -> Axes:

@@ -58,7 +58,6 @@ class Arm(BaseModel, extra="allow"):
     against: str | None = None
     """The reference arm; None for the first arm."""
     index: int = 0
-    """Its index in the file."""
     differs: dict[str, Any] = {}
     """Settings that differ from the first arm."""
 
