@@ -109,10 +109,6 @@ def _write_csv(runs: "Sequence[Run]", names: Sequence[str], file: Path) -> None:
 
 
 def _short_names(locations: Sequence[str]) -> list[str]:
-    """Returns a name per folder: the last parts of its path, as few as make the names distinct."""
-    parts = [Path(location).resolve().parts for location in locations]
-    for size in range(1, max(map(len, parts)) + 1):
-        names = ["/".join(path[-size:]) for path in parts]
-        if len(set(names)) == len(set(parts)):
-            break
-    return names
+    """Returns the names of the folders; if two are equal, the paths as the user wrote them."""
+    names = [Path(location).resolve().name for location in locations]
+    return names if len(set(names)) == len(names) else [*locations]

@@ -110,7 +110,7 @@ def _run_jobs(
 ) -> int:
     """Trains runs one after the other, except those that another process trains, and prints the results."""
     from launch.experiments.results import write_result
-    from launch.experiments.study_runs import SIGNAL_EXIT_CODES, TrainProcess, collect_result
+    from launch.experiments.study_runs import TrainProcess, collect_result
 
     stop_message = "Finishing this update, then saving. Press Ctrl-C again to abort immediately."
     trainer = TrainProcess(lambda: progress.print(stop_message, True))
@@ -131,10 +131,10 @@ def _run_jobs(
                     continue
                 progress.stage(f"{job.arm.name}, seed {job.seed}")
                 process_result = trainer.train(job, options)
-                code, requested = process_result.code, trainer.interrupts.requested is not None
-                stop_code = trainer.interrupts.exit_code if requested else code if code in SIGNAL_EXIT_CODES else 0
-                if code and stop_code:
-                    break
+                if trainer.interrupts.requested is not None:
+                    stop_code = trainer.interrupts.exit_code
+                    if process_result.code:
+                        break
                 try:
                     run = collect_result(job, process_result)
                     write_result(job.result, run)

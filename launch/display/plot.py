@@ -20,33 +20,23 @@ from policies.files import atomic_file
 from policies.models.model_names import AVERAGE_POLICY
 from policies.settings.settings import Settings
 
-COLOURS = (
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#E69F00",
-    "#56B4E9",
-    "#000000",
-    "#999933",
-)  # of Okabe and Ito, colour-blind safe
-INK, FAINT = "#333333", "#b8b8b8"
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999933")
+"""The colour-blind safe palette of Okabe and Ito."""
+INK = "#333333"
 FORMATS = tuple(FigureCanvasAgg.get_supported_filetypes())
 WIDTH, HEIGHT, LEGEND_LINE = 4.6, 3.1, 0.24
 """Size of a panel, and height of a line of the legend, in inches."""
 RC: dict[str, Any] = {
-    **{"text.parse_math": False, "text.color": INK, "legend.frameon": False, "legend.fontsize": 9},
-    **{"axes.titlelocation": "left", "axes.titlesize": 11, "axes.labelsize": 9, "axes.labelcolor": INK},
-    **{"axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": FAINT, "axes.axisbelow": True},
-    **{"axes.grid": True, "axes.grid.axis": "y", "grid.color": "#e6e6e6"},
-    **{f"{axis}tick.{name}": value for axis in "xy" for name, value in (("labelsize", 9), ("color", INK))},
+    **{"text.parse_math": False, "font.size": 9, "legend.frameon": False, "axes.titlelocation": "left"},
+    **{"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.grid.axis": "y"},
+    **{"grid.color": "#e6e6e6", "axes.axisbelow": True},
 }
 POINTS: dict[str, Any] = {"linewidth": 1.8, "markersize": 6, "markeredgecolor": "white", "markeredgewidth": 1.2}
 STYLES: dict[str, dict[str, Any]] = {
     "train": {"linewidth": 1.1, "alpha": 0.5},
     "bare": {**POINTS, "marker": "o"},
     "last": {**POINTS, "marker": "D"},
-    "exchanged": {"linewidth": 0.8, "linestyle": (0, (2, 2)), "color": FAINT},
+    "exchanged": {"linewidth": 0.8, "linestyle": (0, (2, 2)), "color": "#b8b8b8"},
     "averaged": {"linewidth": 0.8, "linestyle": (0, (1, 2)), "color": INK, "alpha": 0.45},
 }
 """Line styles by kind of line, in the order in which they are drawn, and by event."""

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, cast
 
 from cory_env.home import IN_JOB
 from launch.console.errors import CommandError
-from launch.console.interrupts import SIGNALS, Interrupts
+from launch.console.interrupts import Interrupts
 from launch.experiments.results import (
     MACHINE_SETTINGS,
     Cost,
@@ -40,10 +40,6 @@ from launch.run_folder.run import Run
 from launch.run_folder.status import DIVERGED, read_status
 from launch.training.training import EXIT_COLLAPSED
 from policies.settings.settings import changed_settings
-
-MAX_FAILURES = 2
-"""Number of times that a run restarts from its latest checkpoint after one of its processes died."""
-SIGNAL_EXIT_CODES = tuple(128 + number for number in SIGNALS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +136,7 @@ class TrainProcess:
 
     def train(self, job: StudyJob, options: Sequence[str] = ()) -> ProcessResult:
         """Starts or continues a run that this process has claimed."""
-        options = ["--out", str(job.run), "--continue", "--max-failures", str(MAX_FAILURES), "--quiet", *options]
+        options = ["--out", str(job.run), "--continue", "--max-failures", "2", "--quiet", *options]
         with job.output.open("a+", encoding="utf-8", errors="replace") as output:
             start = output.seek(0, os.SEEK_END)
             # In its own session, so that it receives Ctrl-C only once, from this process.
