@@ -109,8 +109,10 @@ def load_study(name: str, words: Sequence[str] = ()) -> Study:
         name: a key of `bundled_studies()`, or a YAML file.
         words: `key=value`, settings of all arms that override those of the file.
     """
-    name = name if name in bundled_studies() else expand_home(name)
-    file = _STUDIES_DIR / f"{name}.yaml" if name in bundled_studies() else Path(name)
+    file = _STUDIES_DIR / f"{name}.yaml"
+    if not file.is_file():
+        name = expand_home(name)
+        file = Path(name)
     if not file.is_file():
         names = ", ".join(bundled_studies())
         raise CommandError(f"Unknown study `{name}`. Use one of {names}, or a YAML file.{upload_hint(name)}")
