@@ -115,7 +115,7 @@ def _run_jobs(
     stop_message = "Finishing this update, then saving. Press Ctrl-C again to abort immediately."
     trainer = TrainProcess(lambda: progress.print(stop_message, True))
     failures: list[str] = []
-    num_claimed_elsewhere = stop_code = 0
+    stop_code = 0
     with progress, trainer.interrupts:
         progress.start_clock()
         for job in todo:
@@ -123,7 +123,6 @@ def _run_jobs(
                 break
             claim = job.claim()
             if claim is None:
-                num_claimed_elsewhere += 1
                 continue
             with claim:
                 if job.result.exists():  # another process has finished it in the meantime
@@ -148,10 +147,8 @@ def _run_jobs(
     if stop_code:
         progress.print(f"Stopped: {done} of {len(jobs)} runs are done. The same command continues.", True)
         return stop_code
-    if num_claimed_elsewhere:
-        progress.print(
-            f"No run is left to start: other processes of this study train {num_claimed_elsewhere} of the runs.", True
-        )
+    if remaining := len(jobs) - done - len(failures):
+        progress.print(f"No run is left to start: other processes of this study train {remaining} of the runs.", True)
     return 1 if failures else 0
 
 

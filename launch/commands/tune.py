@@ -170,10 +170,9 @@ def _describe(search: "Search") -> str:
 
     settings = search.settings
     axes = " and ".join(f"{key}={','.join(map(to_cli, values))}" for key, values in search.axes.items())
-    subject = {"bare": "mean of the policies", "chain": "the chain's last answer", "mean": "the mean of the LLMs"}
     return (
         f"A search over {axes}: {count_noun(search.trials, 'trial')} of {count_noun(settings.num_updates, 'update')}.\n"
-        f"Objective: held-out task reward - {settings.report_kl_coef:g} KL, {subject[settings.select_by]}."
+        f"Objective: held-out task reward - {settings.report_kl_coef:g} KL (select_by={settings.select_by})."
     )
 
 

@@ -1,7 +1,7 @@
 """Results of a search: how each trial ended, and the points (combinations of values), best first."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +66,8 @@ def group_points(trials: "pd.DataFrame", keys: Sequence[str]) -> "list[pd.DataFr
         A frame per point, with the columns `complete` and `remark` added.
     """
     complete = ~trials["status"].isin([STATUS_FAILED, STATUS_UNFINISHED]) & trials[OBJECTIVE].notna()
-    trials = trials.assign(complete=complete, remark=[_remark(trial) for _, trial in trials.iterrows()])
+    remarks = trials["trial"] + " " + trials["status"] + " after update " + trials[TIME_KEY].astype(str)
+    trials = trials.assign(complete=complete, remark=remarks.where(trials["status"] != "done", ""))
     point_ids = trials[list(keys)].map(repr).agg(" ".join, axis="columns")
 
     def rank(point: "pd.DataFrame") -> tuple[bool, float]:
@@ -74,12 +75,6 @@ def group_points(trials: "pd.DataFrame", keys: Sequence[str]) -> "list[pd.DataFr
         return bool(point["complete"].all()), values.mean() if len(values) else -math.inf
 
     return sorted((point for _, point in trials.groupby(point_ids, sort=False)), key=rank, reverse=True)
-
-
-def _remark(trial: Mapping[str, Any]) -> str:
-    if trial["status"] == "done":
-        return ""
-    return f"{trial['trial']} {trial['status']} after update {trial[TIME_KEY]}"
 
 
 def write_csv(trials: "pd.DataFrame", keys: Sequence[str], file: Path) -> None:

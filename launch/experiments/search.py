@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from cory_env.pickled import display_name
 from launch.console.errors import CommandError, make_folder
 from launch.experiments.space import SEED_KEY, Axes
-from launch.run_folder.layout import LOCK
+from launch.run_folder.layout import LOCK, SOURCES
 from launch.run_folder.locations import PATH_SETTINGS
 from launch.run_folder.locks import lock_folder
 from policies.files import atomic_write
@@ -81,8 +81,7 @@ class Search(NamedTuple):
 def create_search_folder(folder: Path, search: Search, origin: str) -> contextlib.ExitStack:
     """Creates a search's folder and writes `search.yaml`; returns the lock on the folder."""
     make_folder(folder)
-    is_free = (folder / SEARCH_FILE).exists() or all(entry.name == LOCK for entry in folder.iterdir())
-    if is_resumable(folder) or not is_free:
+    if not {entry.name for entry in folder.iterdir()} <= {LOCK, SEARCH_FILE, SOURCES}:
         hint = "Continue its search with --continue" if is_resumable(folder) else "Empty it"
         raise CommandError(f"{folder} is not empty. {hint}, or choose another folder with --out.")
     lock = lock_folder(folder)

@@ -17,7 +17,7 @@ from launch.console.interrupts import Interrupts
 from launch.experiments.callbacks import ProgressCallback
 from launch.experiments.outcome import trials_frame
 from launch.experiments.search import ResolvePaths, Search
-from launch.experiments.space import OBJECTIVE, grid_points
+from launch.experiments.space import grid_points
 from policies.cory import Cory, CoryConfig
 from policies.settings.processes import cpus, processes
 from policies.settings.settings import Settings
@@ -61,37 +61,24 @@ def run_trials(trainable: type[tune.Trainable], space: Any, search: Search, fold
     if tune.Tuner.can_restore(str(folder)):
         tuner = tune.Tuner.restore(str(folder), trainable, param_space=space, resume_errored=True)
     else:
-        tuner = make_tuner(trainable, space, search, folder)
-    tuner.fit()
-    # Not `fit`'s own results, which show unfinished trials as ended after the search was stopped.
-    return trials_frame(tune.ExperimentAnalysis(str(folder)).trials, search)
-
-
-def make_tuner(trainable: type[tune.Trainable], space: Any, search: Search, folder: Path) -> tune.Tuner:
-    """Creates the tuner of a new search."""
-    settings = search.settings
-    return tune.Tuner(
-        trainable,
-        param_space=space,
-        tune_config=tune.TuneConfig(
-            metric=OBJECTIVE,
-            mode="max",
-            max_concurrent_trials=search.concurrent,
-            trial_name_creator=trial_name,
-            trial_dirname_creator=trial_name,
-        ),
-        run_config=tune.RunConfig(
+        tune_config = tune.TuneConfig(
+            max_concurrent_trials=search.concurrent, trial_name_creator=trial_name, trial_dirname_creator=trial_name
+        )
+        run_config = tune.RunConfig(
             name=folder.name,
             storage_path=str(folder.parent),
             callbacks=[ProgressCallback(list(search.axes))],
             checkpoint_config=tune.CheckpointConfig(
-                checkpoint_frequency=settings.checkpoint_every,
+                checkpoint_frequency=search.settings.checkpoint_every,
                 checkpoint_at_end=True,
-                num_to_keep=settings.keep_checkpoints,
+                num_to_keep=search.settings.keep_checkpoints,
             ),
             verbose=0,
-        ),
-    )
+        )
+        tuner = tune.Tuner(trainable, param_space=space, tune_config=tune_config, run_config=run_config)
+    tuner.fit()
+    # Not `fit`'s own results, which show unfinished trials as ended after the search was stopped.
+    return trials_frame(tune.ExperimentAnalysis(str(folder)).trials, search)
 
 
 def request_stop() -> None:
