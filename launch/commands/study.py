@@ -173,7 +173,6 @@ def _report_results(jobs: "Sequence[StudyJob]", progress: "ProgressPrinter") -> 
 
 
 def _arms_table(plan: "Study", jobs: "Sequence[StudyJob]") -> "Table":
-    """Returns a table of arms: their differences and the number of finished runs."""
     from launch.display.tables import new_table
     from launch.experiments.study import to_cli_setting
 
@@ -188,7 +187,6 @@ def _arms_table(plan: "Study", jobs: "Sequence[StudyJob]") -> "Table":
 
 
 def _result_line(run: "StudyRun") -> str:
-    """Returns a line with the score of a finished run."""
     from launch.display.tables import FINE_PATTERNS, format_number
     from launch.experiments.contrasts import CONTRAST_METRIC
 
@@ -198,7 +196,6 @@ def _result_line(run: "StudyRun") -> str:
 
 
 def _summary_table(runs: "Sequence[StudyRun]") -> "Table":
-    """Returns a table of each arm's final metrics, aggregated over seeds."""
     import pandas as pd
 
     from launch.display.tables import MAIN_METRICS

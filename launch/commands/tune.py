@@ -177,11 +177,7 @@ def _describe(search: "Search") -> str:
 
 
 def _report_results(results: "pd.DataFrame", search: "Search", folder: Path, progress: "ProgressPrinter") -> int:
-    """Prints the results and writes them into the search's folder.
-
-    Returns:
-        0, or 1 if a trial failed.
-    """
+    """Prints the results and writes them into the search's folder; returns the exit code."""
     from launch.console.configuration import settings_to_yaml
     from launch.experiments.outcome import STATUS_FAILED, group_points, write_csv
     from launch.experiments.search import RESULTS_FILE

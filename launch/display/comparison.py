@@ -41,7 +41,6 @@ class ComparedRun:
     """
 
     def __init__(self, run: Run, name: str) -> None:
-        """Reads a run."""
         self.name, self.settings, self.updates = name, run.settings, run.metrics
         self.update = 0
         self.values: dict[str, pd.DataFrame] = {}

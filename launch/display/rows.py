@@ -22,7 +22,6 @@ class RowFormatter:
     """Formats the rows of one run."""
 
     def __init__(self, settings: Settings, arrow: str) -> None:
-        """Chooses the columns."""
         self._policy_ids = settings.policy_ids
         self._roles = settings.agents
         self._updates = settings.num_updates

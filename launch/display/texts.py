@@ -29,7 +29,6 @@ def before_and_after_text(earlier: Sample, earlier_label: str, later: Sample, la
 
 
 def _column_widths(*samples: Sample) -> tuple[int, int]:
-    """Returns the widths of the columns of roles and of policies."""
     responses = [response for sample in samples for response in sample["responses"]]
     roles, policies = ({response[name] for response in responses} for name in ("role", "policy"))
     return max([10, *map(len, roles)]), max(map(len, policies), default=0)

@@ -198,7 +198,6 @@ def collect_result(job: StudyJob, process_result: ProcessResult) -> StudyRun:
 
 
 def _run_status(run: Run, process_result: ProcessResult) -> tuple[Status, str | None]:
-    """Returns the status of a run and the reason, if it is not `done`."""
     code = process_result.code
     if code == 0:
         return "done", None
