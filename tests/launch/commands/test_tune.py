@@ -94,7 +94,7 @@ def test_a_search_resumes_only_unchanged(tmp_path: Path) -> None:
     search.write(tmp_path, "cory tune")
     with pytest.raises(CommandError, match=r"contains a search with lr=\[0\.000123456, 0\.0001\], seed=\[0, 1\]\. Use"):
         read_same_search(tmp_path, search._replace(axes={"lr": [1e-4]}))
-    with pytest.raises(CommandError, match="contains a search with queries_per_update=256, minibatch_size=256"):
+    with pytest.raises(CommandError, match="contains a search with minibatch_size=256, queries_per_update=256"):
         read_same_search(
             tmp_path,
             search._replace(
