@@ -10,7 +10,6 @@ DIR/curves.png          held-out scores over generated tokens
 
 import argparse
 import json
-import math
 import shlex
 import subprocess
 import sys
@@ -20,12 +19,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 from rich.table import Table
 
 from cory_env.tasks.drafts import is_working
 from launch.console.errors import CommandError, make_folder
-from launch.display.plot import Line, Panel, Plot
+from launch.display.plot import COLOURS, STYLES, save_figure
 from launch.display.tables import new_table, print_tables
 from launch.experiments.study import Study, load_study
 from launch.run_folder.frame import MEAN
@@ -112,7 +112,7 @@ def run_demo(study: Study, folder: Path) -> None:
     queries = [query.text for query in settings.make_task().queries("test")]
     print(f"\n{example(queries, probes)}\n")
     image = folder / "curves.png"
-    demo_plot(updates).save(image)
+    save_figure(demo_plot(updates), image)
     print(f"Curves      {image}")
     print(f"Runs        {folder / SINGLE}, {folder / CHAIN}  (try: cory generate {folder / CHAIN} 48+61+35)")
     print(f"Five seeds  cory study demo --out {folder.with_name('demo-study')}")
@@ -249,19 +249,22 @@ def _answer(response: Mapping[str, Any]) -> str:
     return f"{response['text']} ({'right' if response['task_reward'] == 1.0 else 'wrong'})"
 
 
-def demo_plot(updates: Mapping[str, Sequence[Update]]) -> Plot:
-    """Plots the held-out scores of both arms over generated tokens, in one panel.
+def demo_plot(updates: Mapping[str, Sequence[Update]]) -> Figure:
+    """Plots the held-out scores of both arms over generated tokens.
 
     Args:
         updates: By arm, the lines of `metrics.jsonl`.
     """
-    lines = []
-    for name, label, kind in ((CHAIN, CHAIN_LABEL, "last"), (SINGLE, SINGLE_LABEL, "bare")):
-        points = pd.DataFrame(curve(name, updates[name]), columns=["tokens", "mean"]).set_index("tokens")
-        points.index = points.index / 1000
-        lines.append(Line(label, kind, points.assign(low=math.nan, high=math.nan)))
-    panel = Panel("", "held-out sums that are right", lines, "generated tokens, in thousands", is_share=True)
-    return Plot("Sums of three numbers", [panel], [CHAIN_LABEL, SINGLE_LABEL])
+    figure = Figure(figsize=(4.6, 3.6), dpi=200, layout="constrained")
+    axes = figure.subplots()
+    for name, label, colour in ((CHAIN, CHAIN_LABEL, COLOURS[0]), (SINGLE, SINGLE_LABEL, COLOURS[1])):
+        tokens, scores = zip(*curve(name, updates[name]), strict=True)
+        axes.plot([count / 1000 for count in tokens], scores, label=label, color=colour, **STYLES["bare"])
+    axes.set(title="Sums of three numbers", ylim=(0, 1))
+    axes.set(xlabel="generated tokens, in thousands", ylabel="held-out sums that are right")
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.legend()
+    return figure
 
 
 if __name__ == "__main__":

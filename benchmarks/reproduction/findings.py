@@ -28,7 +28,7 @@ from benchmarks.reproduction.measures import (
 )
 from benchmarks.reproduction.sweeps import hypervolumes, larger, matched
 from launch.display.statistics import Difference, Estimate, estimate_difference, mean_ci
-from launch.experiments.measures import Measure, count_collapsed, final_value, metrics_of, run_collapse_signs
+from launch.experiments.measures import Measure, final_value, metrics_of, run_collapse_signs
 from launch.experiments.results import StudyRun
 
 Verdict = Literal["reproduced", "not reproduced", "inconclusive", "not run"]
@@ -246,6 +246,11 @@ def _collapsed(arms: Arms) -> list[StudyRun] | None:
     """Returns the collapsed PPO runs of all arms; None without PPO runs."""
     ppo = [run for runs in arms.values() for run in runs if run.settings.num_agents == 1 and run.settings.critic]
     return [run for run in ppo if run_collapse_signs(run)] if ppo else None
+
+
+def count_collapsed(runs: Sequence[StudyRun]) -> int:
+    """Returns the number of collapsed runs."""
+    return sum(bool(run_collapse_signs(run)) for run in runs)
 
 
 def _signatures(run: StudyRun) -> set[str]:

@@ -1,17 +1,14 @@
-"""`cory plot RUN...`: draws the curves of a run, compares runs, or writes their metrics as CSV."""
+"""`cory plot RUN...`: draws the curves of a run, or compares runs."""
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from launch.console.cli import Debug, local_path, path_or_uri
 from launch.console.errors import CommandError, make_folder
-
-if TYPE_CHECKING:
-    from launch.run_folder.run import Run
 
 
 def plot(
@@ -24,112 +21,46 @@ def plot(
             help="Image file. [default: RUN/curves.png; ./curves.png for several runs]",
         ),
     ] = None,
-    csv: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", parser=local_path, help="Write all metrics to this CSV file instead; - prints them."
-        ),
-    ] = None,
     debug: Debug = False,
 ) -> None:
-    """Draw the curves of a run, compare runs, or write all metrics as CSV.
+    """Draw the curves of a run, or compare runs.
 
     Several runs are drawn in one picture. Tables show the settings in which they differ, their held-out metrics, and
     the paired differences from the first run, with 95 % intervals: over seeds if runs differ only in the seed,
     otherwise over the queries of the evaluation after training (test_queries).
 
-    --csv writes one row per value, for one or more runs: run, update, split, policy, role, metric, value. Splits:
-      train       training responses, by policy or by role
-      validation  held-out evaluations during training: each policy alone, their `mean`, and the role `last answer`,
-                  which is the chain's last response
-      run         metrics of the whole run, such as tokens, seconds and role exchanges
-
     Examples:
       cory plot runs/NAME
       cory plot runs/single runs/chain
       cory plot runs/single-* runs/chain-* --out seeds.png
-      cory plot runs/a runs/b --csv curves.csv
-      cory plot runs/NAME --csv - | grep validation,mean,,combined_reward
     """
-    if out is not None and csv is not None:
-        raise CommandError("--out conflicts with --csv. Use one of them.")
-    runs = list(dict.fromkeys(runs))
-    if csv is not None:
-        _write_csv(runs, csv)
-        return
-    _check_image(out)
-    if len(runs) == 1:
-        _draw(runs[0], out)
-    else:
-        _compare(runs, out or Path("curves.png"))
-
-
-def _check_image(out: Path | None) -> None:
-    from launch.display.plot import FORMATS
+    from launch.display.comparison import ComparedRun, comparison_tables, draw_comparison, group_runs
+    from launch.display.plot import FORMATS, draw_run, save_figure
+    from launch.display.tables import print_tables
+    from launch.run_folder.run import Run
 
     if out is not None and (out.suffix.removeprefix(".").lower() not in FORMATS or out.is_dir()):
-        raise CommandError(f"{out} is not an image file. Use one of the suffixes .{', .'.join(FORMATS)}.")
-
-
-def _draw(location: str, out: Path | None) -> None:
-    from launch.display.plot import draw_run
-
-    run = _read_run_with_metrics(location)
-    file = out or run.curves
-    make_folder(file.parent)
-    draw_run(run.metrics, run.settings, file)
+        raise CommandError(f"{out} is not an image file. Use one of the suffixes .{', '.join(FORMATS)}.")
+    locations = list(dict.fromkeys(runs))
+    run_list = [Run.open(location) for location in locations]
+    for run in run_list:
+        if not run.metrics:
+            raise CommandError(f"{run.path} has no metrics yet. Try again after the first update.")
+    if len(run_list) == 1:
+        file = out or run_list[0].curves
+        make_folder(file.parent)
+        draw_run(run_list[0].metrics, run_list[0].settings, file)
+    else:
+        file = out or Path("curves.png")
+        make_folder(file.parent)
+        groups = group_runs([ComparedRun(run, name) for run, name in zip(run_list, _names(locations), strict=True)])
+        save_figure(draw_comparison(groups), file)
+        print_tables(sys.stdout, *comparison_tables(groups))
+        print()
     print(file)
 
 
-def _compare(locations: Sequence[str], out: Path) -> None:
-    from launch.display.comparison import ComparedRun, comparison_plot, comparison_tables, group_runs
-    from launch.display.tables import print_tables
-
-    names = _short_names(locations)
-    groups = group_runs(
-        [
-            ComparedRun.read(_read_run_with_metrics(location), name)
-            for location, name in zip(locations, names, strict=True)
-        ]
-    )
-    make_folder(out.parent)
-    comparison_plot(groups).save(out)
-    print_tables(sys.stdout, *comparison_tables(groups))
-    print(f"\n{out}")
-
-
-def _write_csv(locations: Sequence[str], file: Path) -> None:
-    from launch.display.frame import join_frames
-    from policies.files import atomic_write
-
-    if file.is_dir():
-        raise CommandError(f"{file} is a folder. Name a file with --csv.")
-    names = _short_names(locations)
-    frames = {name: _read_run_with_metrics(run).frame() for name, run in zip(names, locations, strict=True)}
-    text = join_frames(frames).dropna().to_csv(index=False, lineterminator="\n")
-    if str(file) == "-":
-        print(text, end="")
-    else:
-        make_folder(file.parent)
-        atomic_write(file, text)
-        print(file)
-
-
-def _short_names(locations: Sequence[str]) -> list[str]:
-    """Returns a name per folder: the last parts of its path, as few as make the names distinct."""
-    parts = [Path(location).resolve().parts for location in locations]
-    for size in range(1, max(map(len, parts)) + 1):
-        names = ["/".join(path[-size:]) for path in parts]
-        if len(set(names)) == len(set(parts)):
-            break
-    return names
-
-
-def _read_run_with_metrics(location: str) -> "Run":
-    """Reads a run."""
-    from launch.run_folder.run import Run
-
-    run = Run.open(location)
-    if not run.metrics:
-        raise CommandError(f"{location} has no metrics yet. Try again after the first update.")
-    return run
+def _names(locations: Sequence[str]) -> Sequence[str]:
+    """Returns the names of the folders; if two are equal, the paths as the user wrote them."""
+    names = [Path(location).resolve().name for location in locations]
+    return names if len(set(names)) == len(names) else locations

@@ -80,11 +80,9 @@ def study(
     arms = [arm for arm in plan.arms.values() if arm.name in arm_names and tier in (None, arm.tier)]
     if out is None and not list_:
         raise CommandError("Set the study's folder with --out. Existing results in it are kept.")
-    jobs = list_jobs(plan, out or Path(), [arm for arm in arms if list_ or not arm.missing], _parse_seeds(seeds))
+    jobs = list_jobs(plan, out or Path(), arms, _parse_seeds(seeds))
     if not jobs:
-        raise CommandError(
-            f"No arm of {plan.name} matches, or their requirements are missing: see `cory study --list`."
-        )
+        raise CommandError(f"No arm of {plan.name} matches. See `cory study --list`.")
     if list_ or out is None:
         progress = ProgressPrinter(dup_stdout(), 0)
         progress.print(plan.about)
@@ -97,9 +95,6 @@ def study(
     todo = [job for job in jobs if job.read() is None]
     progress = ProgressPrinter(dup_stdout(), len(jobs), done=len(jobs) - len(todo), quiet=quiet)
     progress.print(f"{plan.about}\nStudy folder: {out}, {len(todo)} of {len(jobs)} runs to do")
-    for arm in arms:
-        if arm.missing is not None:
-            progress.print(f"Skipped: {arm.missing}", True)
     session.quiet_libraries(debug)
     arm_settings = {f"Arm {job.arm.name}": plan.settings(job.arm, job.seed) for job in todo}.items()
     with file_lock(out / f".{SOURCES}.lock"):  # other processes may share the study
@@ -113,20 +108,21 @@ def study(
 def _run_jobs(
     todo: "Sequence[StudyJob]", jobs: "Sequence[StudyJob]", progress: "ProgressPrinter", options: "Sequence[str]"
 ) -> int:
-    """Trains unfinished runs that no other process trains, and prints the results."""
+    """Trains runs one after the other, except those that another process trains, and prints the results."""
     from launch.experiments.results import write_result
-    from launch.experiments.study_runs import SIGNAL_EXIT_CODES, TrainProcess, collect_result
+    from launch.experiments.study_runs import TrainProcess, collect_result
 
     stop_message = "Finishing this update, then saving. Press Ctrl-C again to abort immediately."
     trainer = TrainProcess(lambda: progress.print(stop_message, True))
     failures: list[str] = []
-    num_claimed_elsewhere = stop_code = 0
+    stop_code = 0
     with progress, trainer.interrupts:
         progress.start_clock()
         for job in todo:
+            if stop_code:
+                break
             claim = job.claim()
             if claim is None:
-                num_claimed_elsewhere += 1
                 continue
             with claim:
                 if job.result.exists():  # another process has finished it in the meantime
@@ -134,10 +130,10 @@ def _run_jobs(
                     continue
                 progress.stage(f"{job.arm.name}, seed {job.seed}")
                 process_result = trainer.train(job, options)
-                code, requested = process_result.code, trainer.interrupts.requested is not None
-                if code in SIGNAL_EXIT_CODES or (code and requested):
-                    stop_code = trainer.interrupts.exit_code if requested else code
-                    break
+                if trainer.interrupts.requested is not None:
+                    stop_code = trainer.interrupts.exit_code
+                    if process_result.code:
+                        break
                 try:
                     run = collect_result(job, process_result)
                     write_result(job.result, run)
@@ -145,19 +141,14 @@ def _run_jobs(
                 except (CommandError, MissingFolderError) as error:
                     failures.append(f"{job.arm.name}, seed {job.seed}, failed: {error}")
                     progress.print(failures[-1])
-            if requested:
-                stop_code = trainer.interrupts.exit_code
-                break
     done = _report_results(jobs, progress)
     for failure in failures:
         progress.print(failure, True)
     if stop_code:
         progress.print(f"Stopped: {done} of {len(jobs)} runs are done. The same command continues.", True)
         return stop_code
-    if num_claimed_elsewhere:
-        progress.print(
-            f"No run is left to start: other processes of this study train {num_claimed_elsewhere} of the runs.", True
-        )
+    if remaining := len(jobs) - done - len(failures):
+        progress.print(f"No run is left to start: other processes of this study train {remaining} of the runs.", True)
     return 1 if failures else 0
 
 
@@ -182,7 +173,6 @@ def _report_results(jobs: "Sequence[StudyJob]", progress: "ProgressPrinter") -> 
 
 
 def _arms_table(plan: "Study", jobs: "Sequence[StudyJob]") -> "Table":
-    """Returns a table of arms: their differences and the number of finished runs."""
     from launch.display.tables import new_table
     from launch.experiments.study import to_cli_setting
 
@@ -197,18 +187,15 @@ def _arms_table(plan: "Study", jobs: "Sequence[StudyJob]") -> "Table":
 
 
 def _result_line(run: "StudyRun") -> str:
-    """Returns a line with the metrics of a finished run."""
-    from launch.display.tables import FINE_PATTERNS, MAIN_METRICS, format_number, metric_format
+    from launch.display.tables import FINE_PATTERNS, format_number
+    from launch.experiments.contrasts import CONTRAST_METRIC
 
-    means = {} if run.final is None else run.final["mean"]
-    figures = "  ".join(
-        f"{metric_format(key).heading} {format_number(means.get(key), FINE_PATTERNS[key]):>6}" for key in MAIN_METRICS
-    )
-    return f"{run.arm:<18} seed {run.seed}  {figures}  {_remark(run)}"
+    score = None if run.final is None else run.final["mean"].get(CONTRAST_METRIC)
+    text = format_number(score, FINE_PATTERNS[CONTRAST_METRIC])
+    return f"{run.arm:<18} seed {run.seed}  combined {text:>6}  {_remark(run)}"
 
 
 def _summary_table(runs: "Sequence[StudyRun]") -> "Table":
-    """Returns a table of each arm's final metrics, aggregated over seeds."""
     import pandas as pd
 
     from launch.display.tables import MAIN_METRICS
@@ -222,8 +209,7 @@ def _summary_table(runs: "Sequence[StudyRun]") -> "Table":
         frame = pd.DataFrame({key: final_value(key)(metrics) for key in MAIN_METRICS})
         frame = frame.reindex([str(run.seed) for run in arm_runs])
         seconds, remarks = [run.cost["seconds"] for run in arm_runs], [_remark(run) for run in arm_runs]
-        frame = frame.assign(complete=True, seconds=seconds, remark=remarks)
-        points.append(([arm_runs[0].label], frame))
+        points.append(([arm_runs[0].label], frame.assign(complete=True, seconds=seconds, remark=remarks)))
     return points_table(["arm"], points)
 
 

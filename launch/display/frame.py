@@ -18,10 +18,10 @@ MIN_SEEDS = 3
 class Metrics:
     """The long frame of several runs, and its pivots."""
 
-    def __init__(self, frames: Mapping[str, pd.DataFrame], seeds: Mapping[str, int]) -> None:
-        """Joins the frames of runs, by the runs' names; `seeds` are by name too."""
-        self.frame = join_frames({"": metrics_frame([]), **frames})
-        self.seeds = seeds
+    def __init__(self, frames: Mapping[str, pd.DataFrame]) -> None:
+        """Joins the frames of runs, by the runs' names."""
+        joined = pd.concat({"": metrics_frame([]), **frames}, names=["run"])
+        self.frame = joined.reset_index("run").reset_index(drop=True)
 
     @cached_property
     def tables(self) -> dict[str, pd.DataFrame]:
@@ -38,11 +38,6 @@ class Metrics:
         table = self.tables[split]
         column = policy, role, metric
         return table[column] if column in table.columns else pd.Series(math.nan, table.index)
-
-
-def join_frames(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """Joins the frames of runs; a first column `run` has their names."""
-    return pd.concat(frames, names=["run"]).reset_index("run").reset_index(drop=True)
 
 
 def mean_over_seeds(values: pd.Series[float]) -> pd.DataFrame:

@@ -1,21 +1,19 @@
 """Plots of runs: panels of curves by policy, role or arm, with intervals over seeds and a shared legend."""
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import MaxNLocator
 
 from launch.display.frame import Metrics, mean_over_seeds
-from launch.display.texts import algorithm_name
 from launch.run_folder.frame import LAST_RESPONSE, MEAN, metrics_frame
 from launch.run_folder.records import Update
 from policies.files import atomic_file
@@ -24,148 +22,31 @@ from policies.settings.settings import Settings
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999933")
 """The colour-blind safe palette of Okabe and Ito."""
-INK, FAINT, GRID = "#333333", "#b8b8b8", "#e6e6e6"
+INK = "#333333"
 FORMATS = tuple(FigureCanvasAgg.get_supported_filetypes())
-WIDTH, HEIGHT = 4.6, 3.1
-"""Size of a panel, in inches."""
-LEFT, RIGHT, BOTTOM, TOP = 0.78, 0.13, 0.5, 0.35
-"""Margins around the axes of a panel, in inches."""
-LEGEND_LINE = 0.24
-"""Height of a line of the legend, in inches."""
-PANELS_PER_ROW = 3
-POINT_OFFSET = 0.012
-"""Horizontal offset between the points of two curves at the same update, as a share of the panel's width, so that
-their error bars do not overlap."""
+WIDTH, HEIGHT, LEGEND_LINE = 4.6, 3.1, 0.24
+"""Size of a panel, and height of a line of the legend, in inches."""
+RC: dict[str, Any] = {
+    **{"text.parse_math": False, "font.size": 9, "legend.frameon": False, "axes.titlelocation": "left"},
+    **{"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.grid.axis": "y"},
+    **{"grid.color": "#e6e6e6", "axes.axisbelow": True},
+}
 POINTS: dict[str, Any] = {"linewidth": 1.8, "markersize": 6, "markeredgecolor": "white", "markeredgewidth": 1.2}
 STYLES: dict[str, dict[str, Any]] = {
-    "train": {"linewidth": 1.1, "alpha": 0.45},
+    "train": {"linewidth": 1.1, "alpha": 0.5},
     "bare": {**POINTS, "marker": "o"},
     "last": {**POINTS, "marker": "D"},
-    "exchanged": {"linestyle": (0, (2, 2)), "color": FAINT},
-    "averaged": {"linestyle": (0, (1, 2)), "color": INK, "alpha": 0.45},
+    "exchanged": {"linewidth": 0.8, "linestyle": (0, (2, 2)), "color": "#b8b8b8"},
+    "averaged": {"linewidth": 0.8, "linestyle": (0, (1, 2)), "color": INK, "alpha": 0.45},
 }
-"""Line styles by kind of line and by event."""
+"""Line styles by kind of line, in the order in which they are drawn, and by event."""
 KIND_LABELS = {"train": "training", "bare": "held out, bare query", "last": "held out, last answer of the chain"}
-"""The kinds of lines of a curve, in the order in which they are drawn, and their labels."""
 EVENT_LABELS = {"exchanged": "role exchange", "averaged": "averaging"}
 PANELS = (
     ("task_reward", "Task reward", "per response"),
     ("kl", "KL to the initial policy", "nats per response"),
     ("combined_reward", "Combined reward", "task reward − {} · KL"),
 )
-"""Metrics, their headings and their units."""
-
-
-class Line(NamedTuple):
-    """A line of a panel."""
-
-    label: str
-    """Lines with the same label have the same colour."""
-    kind: str
-    """A key of `KIND_LABELS`. Training metrics are faint if evaluations are drawn over them."""
-    values: pd.DataFrame
-    """By x: `mean`, and the bounds of its interval, `low` and `high` (`mean_over_seeds`)."""
-
-
-class Panel(NamedTuple):
-    """A pair of axes."""
-
-    title: str
-    unit: str
-    lines: list[Line]
-    xlabel: str = "update"
-    is_share: bool = False
-    """Whether the values are shares, shown in percent."""
-
-
-@dataclass(frozen=True)
-class Plot:
-    """Panels that share a legend."""
-
-    title: str
-    panels: Sequence[Panel]
-    labels: Sequence[str]
-    """The labels of the lines, in the order of their colours."""
-    event_updates: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """By key of `EVENT_LABELS`, the updates after which a vertical line is drawn."""
-
-    @property
-    def colours(self) -> dict[str, str]:
-        """The colour of each label."""
-        return {label: COLOURS[index % len(COLOURS)] for index, label in enumerate(self.labels)}
-
-    def save(self, file: Path) -> None:
-        """Writes the plot atomically; the suffix chooses the format, and an existing file is replaced."""
-        with matplotlib.rc_context({"text.parse_math": False}), atomic_file(file) as unfinished:
-            self.draw().savefig(unfinished, format=file.suffix.removeprefix(".").lower(), facecolor="white")
-
-    def draw(self) -> Figure:
-        """Draws the figure. The layout is computed here because a layout engine would take three times as long."""
-        legend = self._legend()
-        columns = min(len(self.panels), PANELS_PER_ROW)
-        rows = math.ceil(len(self.panels) / columns)
-        label_length = max(len(str(line.get_label())) for line in legend)
-        legend_columns = max(1, int(13 * WIDTH * columns / (label_length + 8)))
-        legend_height = LEGEND_LINE * math.ceil(len(legend) / legend_columns)
-        width, height = WIDTH * columns, HEIGHT * rows + LEGEND_LINE + legend_height
-        figure = Figure(figsize=(width, height), dpi=200)
-        figure.subplots_adjust(
-            left=LEFT / width,
-            right=1 - RIGHT / width,
-            bottom=(legend_height + BOTTOM) / height,
-            top=1 - (LEGEND_LINE + TOP) / height,
-            wspace=(LEFT + RIGHT) / (WIDTH - LEFT - RIGHT),
-            hspace=(BOTTOM + TOP) / (HEIGHT - BOTTOM - TOP),
-        )
-        for index, panel in enumerate(self.panels):
-            self._draw_panel(figure.add_subplot(rows, columns, index + 1), panel)
-        figure.suptitle(self.title, fontsize=12, color=INK, x=0.01, ha="left", fontweight="bold")
-        figure.legend(handles=legend, loc="lower left", ncols=legend_columns, frameon=False, fontsize=9, labelcolor=INK)
-        return figure
-
-    def _legend(self) -> list[Line2D]:
-        """Returns an entry per label, kind and event; if each label has a kind of its own, one for both."""
-        kinds = {(line.label, line.kind) for panel in self.panels for line in panel.lines}
-        shown = [kind for kind in KIND_LABELS if kind in {kind for _, kind in kinds}]
-        styles: dict[str, dict[str, Any]] = {label: {"linewidth": 2.2} for label in self.labels}
-        if len(kinds) == len(shown) == len(self.labels) > 1:
-            styles, shown = {label: STYLES[kind] for label, kind in kinds}, []
-        legend = [Line2D([], [], color=self.colours[label], label=label, **styles[label]) for label in self.labels]
-        for kind in shown if len(shown) > 1 else ():
-            legend.append(Line2D([], [], color=INK, label=KIND_LABELS[kind], **STYLES[kind]))
-        return legend + [Line2D([], [], label=EVENT_LABELS[event], **STYLES[event]) for event in self.event_updates]
-
-    def _draw_panel(self, axes: Axes, panel: Panel) -> None:
-        axes.set_title(panel.title, loc="left", fontsize=11, color=INK)
-        axes.set_ylabel(panel.unit, fontsize=9, color=INK)
-        axes.set_xlabel(panel.xlabel, fontsize=9, color=INK)
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=panel.xlabel == "update"))
-        axes.tick_params(labelsize=9, colors=INK, length=3)
-        axes.grid(axis="y", color=GRID, linewidth=0.8)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.spines[["left", "bottom"]].set_color(FAINT)
-        if panel.is_share:
-            axes.set_ylim(0, 1)
-            axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-        for event, updates in self.event_updates.items():
-            for update in updates:
-                axes.axvline(update + 0.5, zorder=0, linewidth=0.8, **STYLES[event])
-        points = [line for line in panel.lines if line.kind != "train"]
-        evaluated = [x for line in points for x in line.values.index]
-        has_bars = any(line.values["low"].notna().any() for line in points)
-        offset = POINT_OFFSET * (max(evaluated) - min(evaluated)) if has_bars else 0.0
-        for label, kind, values in panel.lines:
-            colour = self.colours[label]
-            if kind == "train":
-                is_faint = any(line.label == label for line in points)
-                style = STYLES[kind] if is_faint else {"linewidth": 1.6}
-                axes.plot(values.index, values["mean"], color=colour, marker="." if len(values) < 3 else None, **style)
-                axes.fill_between(values.index, values["low"], values["high"], color=colour, alpha=0.15, linewidth=0)
-        for index, (label, kind, values) in enumerate(points):
-            x, colour = values.index + offset * (index - (len(points) - 1) / 2), self.colours[label]
-            axes.plot(x, values["mean"], color=colour, zorder=3, **STYLES[kind])
-            axes.vlines(x, values["low"], values["high"], color=colour, linewidth=1.2, alpha=0.7)
 
 
 class Curve(NamedTuple):
@@ -178,19 +59,19 @@ class Curve(NamedTuple):
     """The role whose training responses are shown instead of the policy's, whichever policy had it."""
     kinds: tuple[str, ...] = ("train", "bare")
 
-    def lines(self, metric: str, label: str) -> list[Line]:
-        """Returns the lines that have values."""
+    def lines(self, metric: str) -> dict[str, pd.DataFrame]:
+        """Returns the lines that have values, as `mean_over_seeds` does, by kind."""
         keys = {
             "train": ("train", metric, "" if self.role else self.policy, self.role),
             "bare": ("validation", metric, self.policy, ""),
             "last": ("validation", metric, "", LAST_RESPONSE),
         }
         frames = {kind: mean_over_seeds(self.metrics.get(*keys[kind])) for kind in KIND_LABELS if kind in self.kinds}
-        return [Line(label, kind, frame) for kind, frame in frames.items() if frame["mean"].notna().any()]
+        return {kind: frame for kind, frame in frames.items() if frame["mean"].notna().any()}
 
 
-def policy_curves(title: str, metrics: Metrics, settings: Settings) -> Plot:
-    """Plots each policy of one run; or the roles of a chain, if one policy has all of them."""
+def policy_curves(metrics: Metrics, settings: Settings) -> dict[str, Curve]:
+    """Returns a curve of each policy of one run; or of the roles of a chain, if one policy has all of them."""
     if len(settings.policy_ids) == 1 < settings.num_agents:
         first, last = settings.agents[0], settings.agents[-1]
         kinds = {first: ("train", "bare"), last: ("train", "last")}
@@ -203,38 +84,71 @@ def policy_curves(title: str, metrics: Metrics, settings: Settings) -> Plot:
             curves[LAST_RESPONSE] = Curve(metrics, kinds=("last",))
     if AVERAGE_POLICY in set(metrics.frame["policy"]):
         curves[AVERAGE_POLICY] = Curve(metrics, AVERAGE_POLICY, kinds=("bare",))
-    return plot_curves(title, curves, [settings], _event_updates(metrics))
+    return curves
 
 
-def plot_curves(
-    title: str,
-    curves: Mapping[str, Curve],
-    settings: Sequence[Settings],
-    event_updates: Mapping[str, Sequence[int]] | None = None,
-) -> Plot:
-    """Plots curves over updates, with a panel per metric; the KL has none without a reference."""
+def draw_curves(
+    title: str, curves: Mapping[str, Curve], settings: Sequence[Settings], events: Mapping[str, Sequence[int]]
+) -> Figure:
+    """Draws curves over updates, with a panel per metric; the KL has none without a reference.
+
+    Args:
+        settings: Of the runs.
+        events: By key of `EVENT_LABELS`, the updates after which a vertical line is drawn.
+    """
     coefs = {run_settings.report_kl_coef for run_settings in settings}
     coef = f"{coefs.pop():g}" if len(coefs) == 1 else "η"
-    panels = []
-    for metric, heading, unit in PANELS:
-        lines = [line for label, curve in curves.items() for line in curve.lines(metric, label)]
-        if lines or metric != "kl":
-            panels.append(Panel(heading, unit.format(coef), lines))
-    return Plot(title, panels, list(curves), event_updates or {})
+    metric_lines = {metric: {label: curve.lines(metric) for label, curve in curves.items()} for metric, *_ in PANELS}
+    panels = [panel for panel in PANELS if panel[0] != "kl" or any(metric_lines["kl"].values())]
+    colours = dict(zip(curves, itertools.cycle(COLOURS), strict=False))
+    kinds = {kind for lines in metric_lines.values() for frames in lines.values() for kind in frames}
+    legend = [Line2D([], [], color=colour, label=label, linewidth=2.2) for label, colour in colours.items()]
+    for kind, label in KIND_LABELS.items() if len(kinds) > 1 else ():
+        if kind in kinds:
+            legend.append(Line2D([], [], color=INK, label=label, **STYLES[kind]))
+    legend += [Line2D([], [], label=EVENT_LABELS[event], **STYLES[event]) for event in events]
+    width, label_length = WIDTH * len(panels), max(len(str(line.get_label())) for line in legend)
+    legend_columns = max(1, int(13 * width / (label_length + 8)))
+    legend_height = LEGEND_LINE * math.ceil(len(legend) / legend_columns)
+    height = HEIGHT + LEGEND_LINE + legend_height
+    with matplotlib.rc_context(RC):
+        figure = Figure(figsize=(width, height), dpi=200)
+        # In inches. A layout engine would take three times as long as all the rest.
+        bottom, top = (legend_height + 0.5) / height, 1 - (LEGEND_LINE + 0.35) / height
+        figure.subplots_adjust(left=0.78 / width, right=1 - 0.13 / width, bottom=bottom, top=top, wspace=0.25)
+        for index, (metric, heading, unit) in enumerate(panels):
+            axes = figure.add_subplot(1, len(panels), index + 1)
+            axes.set(title=heading, xlabel="update", ylabel=unit.format(coef))
+            axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+            for event, updates in events.items():
+                for update in updates:
+                    axes.axvline(update + 0.5, zorder=0, **STYLES[event])
+            for label, frames in metric_lines[metric].items():
+                for kind, frame in frames.items():
+                    axes.plot(frame.index, frame["mean"], color=colours[label], **STYLES[kind])
+                    axes.fill_between(
+                        frame.index, frame["low"], frame["high"], color=colours[label], alpha=0.15, linewidth=0
+                    )
+        figure.suptitle(title, fontsize=12, x=0.01, ha="left", fontweight="bold")
+        figure.legend(handles=legend, loc="lower left", ncols=legend_columns)
+    return figure
 
 
-def _event_updates(metrics: Metrics) -> dict[str, list[int]]:
-    """Returns the updates after which each event happened in any of the runs, of events that did."""
-    happened = {event: metrics.get("run", event, "") for event in EVENT_LABELS}
-    updates = {
-        event: sorted(set(values[values == 1].index.get_level_values("update"))) for event, values in happened.items()
-    }
-    return {event: numbers for event, numbers in updates.items() if numbers}
+def save_figure(figure: Figure, file: Path) -> None:
+    """Writes a picture atomically; the suffix chooses the format, and an existing file is replaced."""
+    with matplotlib.rc_context(RC), atomic_file(file) as unfinished:  # ticks are only created now
+        figure.savefig(unfinished, format=file.suffix.removeprefix(".").lower(), facecolor="white")
 
 
 def draw_run(lines: Sequence[Update], settings: Settings, file: Path) -> None:
     """Draws the curves of one run into an image file."""
-    metrics = Metrics({"run": metrics_frame(lines)}, {"run": settings.seed})
+    metrics = Metrics({"run": metrics_frame(lines)})
     names = ", ".join(Path(name).name for name in dict.fromkeys(settings.models.values()))
-    title = f"{algorithm_name(settings)}  ·  {settings.task}  ·  {names}"
-    policy_curves(title, metrics, settings).save(file)
+    chain = f"{settings.num_agents} agents, " * (settings.num_agents > 1)
+    title = f"{chain}{settings.algorithm}  ·  {settings.task}  ·  {names}"
+    events: dict[str, list[int]] = {}
+    for event in EVENT_LABELS:
+        happened = metrics.get("run", event, "")
+        if updates := list(happened[happened == 1].index.get_level_values("update")):
+            events[event] = updates
+    save_figure(draw_curves(title, policy_curves(metrics, settings), [settings], events), file)

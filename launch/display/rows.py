@@ -1,7 +1,6 @@
 """The rows of the progress table of a run, as text: a heading, and a row per update."""
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rich.text import Text
 
@@ -15,20 +14,14 @@ ROW_COLUMNS = (("task_reward", "task", 7), ("kl", "KL", 7), ("combined_reward", 
 """Columns of each policy: metric, heading and width."""
 POLICY_WIDTH = sum(width for *_, width in ROW_COLUMNS)
 MIN_CHAIN_WIDTH = 12
-"""Minimum width of the column that shows the chain."""
-SPEED_WIDTH = 13
-"""Width of the last two columns."""
+MAX_POLICIES = 2
+"""With more policies, rows would not fit into 80 characters: only the average of their metrics is shown."""
 
 
 class RowFormatter:
     """Formats the rows of one run."""
 
-    def __init__(self, settings: Settings, arrow: str, width: int | None = None) -> None:
-        """Chooses the columns.
-
-        Args:
-            width: Maximum width of a row; if the policies do not fit, only the average of their metrics is shown.
-        """
+    def __init__(self, settings: Settings, arrow: str) -> None:
         self._policy_ids = settings.policy_ids
         self._roles = settings.agents
         self._updates = settings.num_updates
@@ -37,12 +30,10 @@ class RowFormatter:
         self.indent = 2 * self._digits + 2
         policy_ids = make_mapping(settings).as_dict()
         self._chain_width = max(len(self.chain(policy_ids)) + 1, MIN_CHAIN_WIDTH)
-        available = math.inf if width is None else width - self.indent - self._chain_width - SPEED_WIDTH
-        self._columns = self._policy_ids if POLICY_WIDTH * len(self._policy_ids) <= available else ()
 
     def heading(self) -> list[Text]:
         """Returns the two lines above the rows."""
-        names = self._columns or ("average",)
+        names = self._policy_ids if len(self._policy_ids) <= MAX_POLICIES else ("average",)
         first_line = " " * (self.indent + self._chain_width) + "".join(f"{name:>{POLICY_WIDTH}}" for name in names)
         labels = "".join(f"{label:>{width}}" for _, label, width in ROW_COLUMNS) * len(names)
         return [
@@ -52,21 +43,16 @@ class RowFormatter:
 
     def update(self, line: Update) -> Text:
         """Returns the row of an update."""
-        row = Text(self._number(line)).append(f"{self.chain(line['roles']):<{self._chain_width}}", style="cyan")
-        row.append_text(self._figures(line["policy"]))
+        row = self._row(line, self.chain(line["roles"]), self._groups(line["policy"]))
         return row.append(f"{line['tokens_per_second']:>7.0f}{line['seconds']['total']:>6.1f}", style="dim")
 
     def evaluation(self, line: Update) -> list[Text]:
         """Returns the rows of an update's held-out evaluation: policies, the chain's last answer, the mean LLM."""
-        rows = [Text(f"{self._number(line)}{'held-out':<{self._chain_width}}", style="bold")]
-        rows[0].append_text(self._figures(line["evaluation"]))
-        for label, figures in (
-            ("last answer", with_shown_kl(line["last_response"]) if "last_response" in line else None),
-            (AVERAGE_POLICY, line["evaluation"].get(AVERAGE_POLICY)),
-        ):
-            if figures is not None:
-                group = "".join(f"{format_metric(key, figures[key]):>{width}}" for key, _, width in ROW_COLUMNS)
-                rows.append(Text(f"{self._number(line)}{label:<{self._chain_width}}{group}", style="bold"))
+        rows = [self._row(line, "held-out", self._groups(line["evaluation"]), "bold")]
+        if "last_response" in line:
+            rows.append(self._row(line, "last answer", [with_shown_kl(line["last_response"])], "bold"))
+        if AVERAGE_POLICY in line["evaluation"]:
+            rows.append(self._row(line, AVERAGE_POLICY, [line["evaluation"][AVERAGE_POLICY]], "bold"))
         return rows
 
     def chain(self, roles: Mapping[str, str]) -> str:
@@ -77,14 +63,15 @@ class RowFormatter:
         other_teams = max(len(self._policy_ids) // len(self._roles) - 1, 0)
         return self._arrow.join(policy_ids) + f" +{other_teams}" * (other_teams > 0)
 
-    def _number(self, line: Update) -> str:
-        return f"{line['update']:>{self._digits}}/{self._updates:<{self._digits + 1}}"
-
-    def _figures(self, figures: Mapping[str, MetricValues]) -> Text:
+    def _groups(self, figures: Mapping[str, MetricValues]) -> list[MetricValues]:
         groups = [figures[name] for name in self._policy_ids]
-        text = Text()
-        for group in groups if self._columns else [mean_over_policies(groups)]:
+        return groups if len(groups) <= MAX_POLICIES else [mean_over_policies(groups)]
+
+    def _row(self, line: Update, label: str, groups: Sequence[MetricValues], style: str = "") -> Text:
+        row = Text(f"{line['update']:>{self._digits}}/{self._updates:<{self._digits + 1}}", style=style)
+        row.append(f"{label:<{self._chain_width}}", style="cyan")
+        for group in groups:
             for key, _, width in ROW_COLUMNS:
-                style = "bold green" if key == "combined_reward" else ""
-                text.append(f"{format_metric(key, group[key]):>{width}}", style=style)
-        return text
+                colour = "bold green" if key == "combined_reward" else ""
+                row.append(f"{format_metric(key, group[key]):>{width}}", style=colour)
+        return row

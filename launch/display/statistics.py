@@ -16,17 +16,12 @@ from numpy.typing import NDArray
 
 from launch.display.tables import format_number
 
-CONFIDENCE = 0.95
-TAIL = (1 - CONFIDENCE) / 2
-Z = 1.959963984540054
-"""97.5 % quantile of the normal distribution."""
+TAIL = (1 - 0.95) / 2
+Z = 1.959963984540054  # 97.5 % quantile of the normal distribution
 RESAMPLES = 2000
-MIN_VARIANCE_SHARE = 1e-12
-"""Resamples with less than this share of the variance count as constant."""
-MAX_EXACT_PAIRS = 14
-"""Maximum number of pairs for which the sign-flip test tries all signs."""
-NUM_SIGN_FLIPS = 20_000
-"""Random sign flips if there are more pairs."""
+MIN_VARIANCE_SHARE = 1e-12  # resamples with less than this share of the variance count as constant
+MAX_EXACT_PAIRS, NUM_SIGN_FLIPS = 14, 20_000
+"""Of the sign-flip test: it tries all signs of so many pairs, and so many random ones of more pairs."""
 
 Floats = NDArray[np.float64]
 IntervalMethod = Literal["student", "bootstrap", "wilson"]
@@ -132,7 +127,6 @@ class Difference(NamedTuple):
     values: tuple[float, ...]
     estimate: Estimate
     p: float | None
-    """Two-sided p of the exact sign-flip test; see `sign_flip_p`."""
 
 
 def estimate_difference(by_seed: Mapping[int, float]) -> Difference | None:

@@ -25,16 +25,15 @@ METRIC_FORMATS = {
     "response_length": MetricFormat("length", "{:.1f}"),
     "eos_rate": MetricFormat("EOS rate", "{:.2f}"),
 }
-CHAIN_METRIC_FORMATS = {"chain_tokens": MetricFormat("tokens per query", "{:.1f}")}
-MAIN_METRICS = ("task_reward", "kl", "combined_reward")
-"""The metrics shown in every table and plot."""
+MAIN_METRICS = ("task_reward", "kl", "combined_reward")  # in every table and plot
 FINE_PATTERNS = {**{name: METRIC_FORMATS[name].pattern for name in MAIN_METRICS}, "combined_reward": "{:+.3f}"}
 """Their formats in comparisons of runs, whose combined rewards often differ only in the third digit."""
 
 
 def metric_format(name: str) -> MetricFormat:
     """Returns the format of a metric; its name is the heading if it has no other, such as pass@4."""
-    return {**METRIC_FORMATS, **CHAIN_METRIC_FORMATS}.get(name, MetricFormat(name, "{:.2f}"))
+    formats = METRIC_FORMATS | {"chain_tokens": MetricFormat("tokens per query", "{:.1f}")}
+    return formats.get(name, MetricFormat(name, "{:.2f}"))
 
 
 def held_out_pairs(first: Update, last: Update) -> dict[str, tuple[MetricValues, MetricValues]]:

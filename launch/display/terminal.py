@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Self, TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.markup import escape
+from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
@@ -44,20 +45,15 @@ class ProgressPrinter:
         self._seconds: float | None = None
         self._last = time.monotonic()
         self._bar = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=None),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[left]}"),
             console=self.console,
             refresh_per_second=2,
+            speed_estimate_period=3600,  # steps may take minutes
             transient=True,
             redirect_stdout=False,  # `output` may be another stream
             redirect_stderr=False,
-            expand=True,
             disable=quiet or not bar or not is_terminal,
         )
-        self._task = self._bar.add_task("", total=total, completed=done, left="")
+        self._task = self._bar.add_task("", total=total, completed=done)
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -79,7 +75,7 @@ class ProgressPrinter:
     def stage(self, text: str) -> None:
         """Shows the current stage of the work, such as "Loading the models"."""
         if self.has_bar:
-            self._bar.update(self._task, description=text)
+            self._bar.update(self._task, description=escape(text))
         else:
             self.print(text)
 
@@ -90,7 +86,7 @@ class ProgressPrinter:
     def rewind(self, done: int) -> None:
         """Resets the count to `done` steps, because later ones will be repeated."""
         self._done = done
-        self._bar.update(self._task, completed=done, left="")
+        self._bar.update(self._task, completed=done)
 
     def advance(self, seconds: float | None = None) -> str:
         """Counts a step and returns the time left.
@@ -100,15 +96,11 @@ class ProgressPrinter:
         """
         now = time.monotonic()
         seconds, self._last = now - self._last if seconds is None else seconds, now
-        self._seconds = (
-            seconds
-            if self._seconds is None
-            else STEP_SECONDS_DECAY * self._seconds + (1 - STEP_SECONDS_DECAY) * seconds
-        )
+        mean = seconds if self._seconds is None else self._seconds
+        self._seconds = STEP_SECONDS_DECAY * mean + (1 - STEP_SECONDS_DECAY) * seconds
         self._done += 1
-        left = f"{format_duration(self._seconds * (self._total - self._done))} left"
-        self._bar.update(self._task, completed=self._done, left=left)
-        return left
+        self._bar.update(self._task, completed=self._done)
+        return f"{format_duration(self._seconds * (self._total - self._done))} left"
 
 
 class Terminal(ProgressPrinter):
@@ -120,7 +112,7 @@ class Terminal(ProgressPrinter):
         """Creates the output of a run; see `ProgressPrinter`."""
         super().__init__(output, settings.num_updates, done=done, quiet=quiet, bar=bar)
         self._settings = settings
-        self._rows = RowFormatter(settings, self.arrow, self.console.width)
+        self._rows = RowFormatter(settings, self.arrow)
         self._rows_printed = 0
 
     def update(self, line: Update) -> None:

@@ -42,7 +42,7 @@ class Contrast(BaseModel, frozen=True, extra="forbid"):
     """`end`: after the last update. `tokens`: at the run's last held-out evaluation before it had generated more tokens
     than the other arm's run with the same seed generated in total."""
     allow: tuple[Confounder, ...] = ()
-    """Other learning rates, epochs or numbers of steps that are intended, so that the results do not mark them."""
+    """Differences that are intended, so that the results do not mark them."""
 
 
 class ContrastResult(NamedTuple):
@@ -51,10 +51,8 @@ class ContrastResult(NamedTuple):
     contrast: Contrast
     difference: Difference
     p: float | None
-    """p-value of the sign-flip test, corrected for all contrasts of the study (Holm 1979); None for fewer than two
-    pairs."""
+    """Of the sign-flip test, corrected for all contrasts of the study; None for fewer than two pairs."""
     arm_differences: list[str]
-    """How the settings of the two arms differ."""
 
     @property
     def verdict(self) -> str:

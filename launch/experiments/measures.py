@@ -19,18 +19,16 @@ from launch.run_folder.frame import MEAN, metrics_frame
 from launch.run_folder.records import Update
 from policies.health import HealthSign, collapse_signs
 
-COLLAPSE_METRICS = {"repetition", "eos_rate", "kl", "response_length"}
-"""Metrics of a policy that collapse detection needs."""
+COLLAPSE_METRICS = {"repetition", "eos_rate", "kl", "response_length"}  # that detection needs
 
 
 class StudyMetrics(Metrics):
-    """The data frame of the metrics of several runs."""
+    """The data frame of the metrics of one arm's runs, named by their seeds."""
 
-    def __init__(self, runs: Mapping[str, StudyRun]) -> None:
-        """Builds the frame from run names and results."""
-        frames = {name: metrics_frame(run.metrics, run.final) for name, run in runs.items()}
-        super().__init__(frames, {name: run.seed for name, run in runs.items()})
-        self.runs = runs
+    def __init__(self, runs: Iterable[StudyRun]) -> None:
+        """Builds the frame from results."""
+        self.runs = {str(run.seed): run for run in runs}
+        super().__init__({name: metrics_frame(run.metrics, run.final) for name, run in self.runs.items()})
 
     def complete(self, values: "pd.Series[float]") -> "pd.Series[float]":
         """Returns the values of runs that completed all updates."""
@@ -39,7 +37,7 @@ class StudyMetrics(Metrics):
 
     def by_seed(self, measure: "Measure") -> "pd.Series[float]":
         """Returns a measure by seed, without missing values."""
-        return measure(self).dropna().rename(index=self.seeds).groupby(level=0).last()
+        return measure(self).dropna().rename(index=int).groupby(level=0).last()
 
 
 Measure = Callable[[StudyMetrics], "pd.Series[float]"]
@@ -48,7 +46,7 @@ Measure = Callable[[StudyMetrics], "pd.Series[float]"]
 
 def metrics_of(runs: Iterable[StudyRun]) -> StudyMetrics:
     """Returns the data frame of one arm's runs, named by their seeds."""
-    return StudyMetrics({str(run.seed): run for run in runs})
+    return StudyMetrics(runs)
 
 
 def final_value(metric: str, policy: str = MEAN, role: str = "") -> Measure:
@@ -66,7 +64,7 @@ def value_at_tokens(metric: str, policy: str, role: str, tokens: Mapping[int, fl
     def measure(metrics: StudyMetrics) -> "pd.Series[float]":
         curve = metrics.get("validation", metric, policy, role)
         spent = metrics.get("run", "tokens", "").groupby("run").cumsum().reindex(curve.index).fillna(0.0)
-        limits = curve.index.get_level_values("run").map(metrics.seeds).map(tokens)
+        limits = curve.index.get_level_values("run").map(int).map(tokens)
         return curve[spent.to_numpy() <= limits.to_numpy()].groupby("run").nth(-1).droplevel("update")
 
     return measure
@@ -108,8 +106,3 @@ def run_collapse_signs(run: StudyRun) -> list[HealthSign]:
     if run.status == "diverged":
         signs.append(HealthSign("diverged", "the run", run.reason or ""))
     return signs
-
-
-def count_collapsed(runs: Iterable[StudyRun]) -> int:
-    """Returns the number of collapsed runs."""
-    return sum(bool(run_collapse_signs(run)) for run in runs)

@@ -1,16 +1,17 @@
 """Results of a search: how each trial ended, and the points (combinations of values), best first."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launch.console.errors import describe_error
-from launch.display.tables import FINE_PATTERNS, MAIN_METRICS, format_number
-from launch.experiments.space import OBJECTIVE, SEED_KEY, TIME_KEY, to_axis_text
+from launch.display.tables import MAIN_METRICS
+from launch.experiments.space import OBJECTIVE, SEED_KEY, TIME_KEY
 from launch.run_folder.records import with_shown_kl
 from policies.files import atomic_write
 from policies.settings.settings import Settings
+from policies.settings.yaml12 import to_cli
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -18,14 +19,14 @@ if TYPE_CHECKING:
 
     from launch.experiments.search import Search
 
-STATUS_FAILED, STATUS_UNFINISHED = "failed", "unfinished"
+STATUS_DONE, STATUS_FAILED, STATUS_UNFINISHED = "done", "failed", "unfinished"
 
 
 def trials_frame(trials: "Sequence[Trial]", search: "Search") -> "pd.DataFrame":
-    """Returns a data frame with one row per trial: name, searched values (under PBT the last ones), status, metrics."""
+    """Returns a data frame with one row per trial: name, searched values, status, metrics."""
     import pandas as pd
 
-    keys = dict.fromkeys([*(axis.key for axis in search.axes), SEED_KEY])
+    keys = dict.fromkeys([*search.axes, SEED_KEY])
     columns = ["trial", *keys, "status", TIME_KEY, *MAIN_METRICS, "exchanges", "seconds", "reason"]
     rows = [_trial_row(trial, search.settings, keys) for trial in trials]
     frame = pd.DataFrame(rows, columns=columns, dtype=object).sort_values("trial", ignore_index=True)
@@ -40,10 +41,8 @@ def _trial_row(trial: "Trial", settings: Settings, keys: Iterable[str]) -> dict[
         reason = describe_error(error) if error else (trial.get_error() or "").strip().rpartition("\n")[2]
     elif trial.status != trial.TERMINATED:
         status = STATUS_UNFINISHED
-    elif done >= settings.num_updates:
-        status = "done"
     else:
-        status = "stopped early"
+        status = STATUS_DONE
     return {
         "trial": str(trial),
         **{key: trial.config["cory_settings"][key] for key in keys},
@@ -57,22 +56,19 @@ def _trial_row(trial: "Trial", settings: Settings, keys: Iterable[str]) -> dict[
     }
 
 
-def group_points(trials: "pd.DataFrame", keys: Sequence[str], separate: bool = False) -> "list[pd.DataFrame]":
+def group_points(trials: "pd.DataFrame", keys: Sequence[str]) -> "list[pd.DataFrame]":
     """Groups trials by their values; complete points come first, each part ordered by mean objective, best first.
 
     A point is complete if all its trials are: they ran to their end and were evaluated there. The mean of an incomplete
     point covers only its lucky seeds, so it is not comparable with others.
 
-    Args:
-        trials: as `trials_frame` returns them.
-        separate: each trial is its own point, as under PBT, where clones are not independent trials.
-
     Returns:
         A frame per point, with the columns `complete` and `remark` added.
     """
-    complete = (trials["status"] == "done") & trials[OBJECTIVE].notna()
-    trials = trials.assign(complete=complete, remark=[_remark(trial) for _, trial in trials.iterrows()])
-    point_ids = trials["trial"] if separate else trials[list(keys)].map(repr).agg(" ".join, axis="columns")
+    complete = (trials["status"] == STATUS_DONE) & trials[OBJECTIVE].notna()
+    remarks = trials["trial"] + " " + trials["status"] + " after update " + trials[TIME_KEY].astype(str)
+    trials = trials.assign(complete=complete, remark=remarks.where(trials["status"] != STATUS_DONE, ""))
+    point_ids = trials[list(keys)].map(repr).agg(" ".join, axis="columns")
 
     def rank(point: "pd.DataFrame") -> tuple[bool, float]:
         values = point.loc[point["complete"], OBJECTIVE]
@@ -81,14 +77,7 @@ def group_points(trials: "pd.DataFrame", keys: Sequence[str], separate: bool = F
     return sorted((point for _, point in trials.groupby(point_ids, sort=False)), key=rank, reverse=True)
 
 
-def _remark(trial: Mapping[str, Any]) -> str:
-    if trial["status"] == "stopped early":
-        objective = format_number(trial[OBJECTIVE], FINE_PATTERNS[OBJECTIVE])
-        return f"{trial['trial']} {trial['status']} at update {trial[TIME_KEY]}, {objective}"
-    return "" if trial["status"] == "done" else f"{trial['trial']} {trial['status']}"
-
-
 def write_csv(trials: "pd.DataFrame", keys: Sequence[str], file: Path) -> None:
     """Writes one line per trial; missing values are empty."""
-    axis_texts = {key: trials[key].map(to_axis_text) for key in keys}
-    atomic_write(file, trials.assign(**axis_texts).to_csv(index=False, lineterminator="\n"))
+    texts = {key: trials[key].map(to_cli) for key in keys}
+    atomic_write(file, trials.assign(**texts).to_csv(index=False, lineterminator="\n"))

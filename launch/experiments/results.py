@@ -20,16 +20,18 @@ from policies.settings.settings import Settings, settings_in_categories
 Status = Literal["done", "diverged"]
 """`diverged`: stopped by a non-finite gradient, which counts as a result, too."""
 
-SIGNIFICANT_DIGITS, SECONDS_DIGITS = 5, 3
-"""Significant digits of metrics, and of seconds."""
+SIGNIFICANT_DIGITS = 5
 MACHINE_SETTINGS = settings_in_categories("computing", "output") | {"max_logprob_diff"}
 """Settings that may differ between runs of an arm: they do not change the results of a run that ends normally."""
 _POLICY_METRICS = (
     *("task_reward", "kl", "response_length", "eos_rate", "repetition", "thought_cut_rate"),
     *("entropy", "clip_fraction", "grad_norm", "value_loss"),
 )
-"""Training metrics to store per policy, if present. The combined reward is derived from them."""
-_LINE_KEYS = ("update", "roles", "exchanged", "averaged", "tokens", "evaluation", "last_response", "health")
+"""Training metrics to store per policy, if present."""
+_LINE_KEYS = (
+    *("update", "roles", "exchanged", "averaged", "tokens", "seconds"),
+    *("evaluation", "last_response", "health", "collapsed"),
+)
 
 
 class Cost(TypedDict):
@@ -38,15 +40,14 @@ class Cost(TypedDict):
     tokens: int
     """Number of response tokens that all agents generated in training."""
     seconds: float
-    """Duration of all updates, without startup, evaluations and checkpoints."""
+    """Of all updates, without startup, evaluations and checkpoints."""
 
 
 class FinalFigures(TypedDict):
     """Metrics after the last update: each policy alone, on the bare held-out queries."""
 
     update: int
-    queries: int
-    """Number of queries; 0 if unknown."""
+    queries: int  # 0 if unknown
     policy: dict[str, MetricValues]
     mean: MetricValues
     last_response: NotRequired[MetricValues]
@@ -63,18 +64,15 @@ class StudyRun(NamedTuple):
     label: str
     tier: int
     arm_index: int
-    differs: dict[str, Value]
-    """Settings that differ from the study's first arm."""
+    differs: dict[str, Value]  # from the first arm
     seed: int
     status: Status
-    reason: str | None
-    """Why the status is not `done`."""
+    reason: str | None  # why the status is not `done`
     settings: Settings
     command: str
     versions: dict[str, str]
     hardware: Hardware
-    date: str
-    """End of the run, ISO 8601, UTC."""
+    date: str  # end of the run, ISO 8601, UTC
     cost: Cost
     metrics: list[Update]
     """As in `metrics.jsonl`, with fewer keys; entry 0 is the held-out evaluation before training."""
@@ -91,28 +89,25 @@ def result_file(folder: Path, arm: str, seed: int) -> Path:
 
 def read_results(folder: Path) -> list[StudyRun]:
     """Reads all results in a study's folder, ordered by tier, arm and seed."""
-    runs = read_available_results(folder)
+    runs = [read_result(file) for file in (folder / "results").glob("*/seed_*.json")]
     if not runs:
         raise CommandError(f"{folder} contains no study results. Create them with `cory study NAME --out {folder}`.")
     return sorted(runs, key=lambda run: (run.tier, run.arm_index, run.arm, run.seed))
 
 
-def read_available_results(folder: Path) -> list[StudyRun]:
-    """Reads all results in a study's folder, if any, in any order."""
-    return [read_result(file) for file in sorted((folder / "results").glob("*/seed_*.json"))]
-
-
 def read_result(file: Path) -> StudyRun:
     """Reads the result of one run.
 
-    Derived values that the file omits are computed: combined rewards in training, and the metrics per role. Unknown
-    keys, which older versions wrote, are ignored.
+    Metrics per role, which the file omits if each role has one policy, are added. Unknown keys, which older versions
+    wrote, are ignored.
     """
     try:
         entries = json.loads(file.read_text(encoding="utf-8"))
         entries = {key: entries[key] for key in StudyRun._fields if key in entries}
         run = StudyRun(**{**entries, "settings": recorded_settings(entries["settings"])})
-        _add_derived_metrics(run)
+        for line in run.metrics:
+            if "policy" in line and "role" not in line:
+                line["role"] = {role: line["policy"][policy_id] for role, policy_id in line["roles"].items()}
         if result_file(Path(), run.arm, run.seed).parts[-2:] != file.parts[-2:]:
             raise ValueError(f"it belongs to arm {run.arm}, seed {run.seed}")
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
@@ -120,17 +115,6 @@ def read_result(file: Path) -> StudyRun:
             f"{file} is not a valid study result: {error!r}. Remove it to let `cory study` repeat the run."
         ) from error
     return run
-
-
-def _add_derived_metrics(run: StudyRun) -> None:
-    for line in run.metrics:
-        if "policy" in line:
-            for figures in [*line["policy"].values(), *line.get("role", {}).values()]:
-                reward, kl, coef = figures["task_reward"], figures["kl"], run.settings.report_kl_coef
-                penalty = coef * kl if kl is not None else None if coef else 0.0
-                figures["combined_reward"] = None if reward is None or penalty is None else reward - penalty
-            if "role" not in line:
-                line["role"] = {role: line["policy"][policy_id] for role, policy_id in line["roles"].items()}
 
 
 def write_result(file: Path, run: StudyRun) -> None:
@@ -151,19 +135,17 @@ def _compact_json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
-def _compact_line(line: Update) -> Update:
-    compact: dict[str, Any] = {key: line[key] for key in _LINE_KEYS if key in line}  # type: ignore[literal-required]
-    if "seconds" in line:
-        compact["seconds"] = round_significant(line["seconds"], SECONDS_DIGITS)
+def _compact_line(update: Update) -> object:
+    line = cast(dict[str, Any], update)
+    compact = {key: line[key] for key in _LINE_KEYS if key in line}
     one_role_each = len(line.get("roles", {})) == len(line.get("policy", {}))  # role metrics equal policy metrics
     for key in ("policy",) if one_role_each else ("policy", "role"):
         if key in line:
-            groups = line["policy"] if key == "policy" else line["role"]
             compact[key] = {
                 member: {name: figures[name] for name in _POLICY_METRICS if name in figures}
-                for member, figures in groups.items()
+                for member, figures in line[key].items()
             }
-    return cast(Update, round_significant(compact))
+    return round_significant(compact)
 
 
 def final_figures(final: FinalEvaluation, policy_ids: Sequence[str]) -> FinalFigures:
@@ -189,11 +171,11 @@ def _means(responses: Sequence[EvaluatedResponse]) -> MetricValues:
     return means
 
 
-def round_significant(value: object, digits: int = SIGNIFICANT_DIGITS) -> object:
-    """Rounds all floats in `value`, recursively, to a number of significant digits; NaN and infinity become None."""
+def round_significant(value: object) -> object:
+    """Rounds all floats in `value`, recursively, to `SIGNIFICANT_DIGITS`; NaN and infinity become None."""
     value = to_json(value)
     if isinstance(value, dict):
-        return {key: round_significant(entry, digits) for key, entry in value.items()}
+        return {key: round_significant(entry) for key, entry in value.items()}
     if isinstance(value, list):
-        return [round_significant(entry, digits) for entry in value]
-    return float(f"{value:.{digits}g}") if isinstance(value, float) else value
+        return [round_significant(entry) for entry in value]
+    return float(f"{value:.{SIGNIFICANT_DIGITS}g}") if isinstance(value, float) else value

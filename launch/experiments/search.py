@@ -8,131 +8,82 @@ best.yaml         all settings of the best point, for `cory train`
 """
 
 import contextlib
-import shlex
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from cory_env.pickled import display_name
-from launch.cluster import placement
 from launch.console.errors import CommandError, make_folder
-from launch.experiments.space import SEED_KEY, Axis, distinct_settings, grid_points, read_axes
-from launch.run_folder.layout import LOCK
+from launch.experiments.space import SEED_KEY, Axes
+from launch.run_folder.layout import LOCK, SOURCES
 from launch.run_folder.locations import PATH_SETTINGS
 from launch.run_folder.locks import lock_folder
-from launch.training.start import starting_policies
 from policies.files import atomic_write
-from policies.settings.processes import processes
 from policies.settings.settings import Settings, SettingsError, changed_settings, make_settings
 from policies.settings.yaml12 import read_yaml, to_cli, write_yaml
 
-SEARCH_FILE = "search.yaml"
-HEADER_PREFIX = "# cory tune"
-RESULTS_FILE = "results.csv"
-STATE_FILE = "tuner.pkl"
-"""The file that `tune.Tuner.restore` reads."""
+SEARCH_FILE, RESULTS_FILE, STATE_FILE = "search.yaml", "results.csv", "tuner.pkl"
 ResolvePaths = Callable[[Settings], Settings]
 """Replaces the paths in settings by their current locations."""
 
 
 class Search(NamedTuple):
-    """The definition of a search."""
+    """The definition of a search: a grid, with a trial per combination of values."""
 
     settings: Settings
     """Settings of every trial, except the searched ones. `eval_kl_coef` is set, so that the objective is fixed."""
-    axes: list[Axis]
-    scheduler: str | None
-    samples: int
-    seeds: int
-    concurrent: int | None
-    algorithm: str | None = None
-    """`optuna`: Optuna suggests values from the results of earlier trials. None: grid over lists, random samples of
-    ranges."""
+    axes: Axes
+    """The searched settings. Results are means over the seeds, if `seed` is one of them."""
+    concurrent: int | None = None
+
+    @property
+    def keys(self) -> list[str]:
+        """The searched settings whose values are compared."""
+        return [key for key in self.axes if key != SEED_KEY]
 
     @property
     def trials(self) -> int:
         """Number of trials."""
-        if self.scheduler == "pbt" or self.algorithm is not None:
-            return self.samples
-        count = self.samples * self.seeds
-        for axis in self.axes:
-            count *= len(axis.values) if axis.scale is None else 1
-        return count
-
-    @property
-    def can_resume(self) -> bool:
-        """Whether Tune can resume the search. After a restore, Ray's PBT gives clones the values they began with."""
-        return self.scheduler != "pbt"
+        return math.prod(map(len, self.axes.values()))
 
     def space(self, resolve_paths: ResolvePaths) -> dict[str, Any]:
-        """Returns the settings of trials with Tune's search spaces in them.
-
-        Members of a population also differ in their seeds. Otherwise two members with the same values would be the same
-        run.
-        """
+        """Returns the settings of trials with Tune's search spaces in them."""
         from ray import tune
 
-        is_pbt = self.scheduler == "pbt"
-        domains = {
-            axis.key: self._resolved(axis, resolve_paths).domain(grid=not (is_pbt or self.algorithm))
-            for axis in self.axes
-        }
-        seeds = self.samples if is_pbt else self.seeds
-        if seeds > 1:
-            first = self.settings.seed
-            domains[SEED_KEY] = tune.grid_search(list(range(first, first + seeds)))
-        return {**resolve_paths(self.settings).model_dump(), **domains}
-
-    def _resolved(self, axis: Axis, resolve_paths: ResolvePaths) -> Axis:
-        """Returns an axis with the current locations of the files that its values name."""
-        if axis.key not in PATH_SETTINGS:
-            return axis
-        points = [resolve_paths(self.settings.model_copy(update={axis.key: value})) for value in axis.values]
-        return axis._replace(values=tuple(getattr(point, axis.key) for point in points))
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """All fields except the settings, as named in `search.yaml` and messages."""
-        names = ("scheduler", "samples", "seeds", "concurrent", "algorithm")
-        return {"over": [axis.option for axis in self.axes], **{name: getattr(self, name) for name in names}}
+        space = resolve_paths(self.settings).model_dump()
+        for key, values in self.axes.items():
+            if key in PATH_SETTINGS:
+                points = [resolve_paths(self.settings.model_copy(update={key: value})) for value in values]
+                values = [getattr(point, key) for point in points]
+            space[key] = tune.grid_search(values)
+        return space
 
     def write(self, folder: Path, origin: str) -> None:
         """Writes `search.yaml`, whose first line is the command that started the search."""
-        values = {**self.options, "settings": self.settings.model_dump()}
+        values = {"over": self.axes, "concurrent": self.concurrent, "settings": self.settings.model_dump()}
         atomic_write(folder / SEARCH_FILE, f"# {' '.join(origin.split())}\n{write_yaml(values)}")
 
     @classmethod
     def read(cls, folder: Path) -> "Search":
         """Reads a search's `search.yaml`."""
         file = folder / SEARCH_FILE
-        if not file.is_file() or not file.read_bytes().startswith(HEADER_PREFIX.encode()):
-            raise CommandError(f"{folder} is not the folder of a search: it contains no {SEARCH_FILE} of `cory tune`.")
         try:
             values = read_yaml(file.read_text(encoding="utf-8"), "it")
-            settings = values.pop("settings")
-            if gone := sorted(settings.keys() - Settings.model_fields.keys()):  # its trials have them as well
-                raise CommandError(f"it is of an earlier version, which had the setting {gone[0]}. Start it again.")
-            return cls(make_settings(settings), read_axes(values.pop("over")), **values)
-        except (CommandError, SettingsError, UnicodeDecodeError, TypeError, AttributeError, KeyError) as error:
+            settings = values["settings"]
+            if not isinstance(values["over"], dict) or settings.keys() - Settings.model_fields.keys():
+                raise CommandError("it is of an earlier version, with other settings. Start it again.")
+            return cls(make_settings(settings), values["over"], values["concurrent"])
+        except (CommandError, SettingsError, OSError, UnicodeDecodeError, TypeError, AttributeError, KeyError) as error:
             raise CommandError(f"{file} is not a valid search: {error}") from error
-
-
-def pin_start_checkpoint(search: Search) -> Search:
-    """Pins `start_from` to a checkpoint if it names a run, whose best checkpoint may change during the search."""
-    kinds = distinct_settings(grid_points(search.settings, search.axes))
-    starts = [starting_policies(settings) for settings in kinds]
-    if "start_from" in (axis.key for axis in search.axes) or starts[0] is None:
-        return search
-    return search._replace(settings=search.settings.model_copy(update={"start_from": str(starts[0])}))
 
 
 def create_search_folder(folder: Path, search: Search, origin: str) -> contextlib.ExitStack:
     """Creates a search's folder and writes `search.yaml`; returns the lock on the folder."""
     make_folder(folder)
-    is_free = (folder / SEARCH_FILE).exists() or all(entry.name == LOCK for entry in folder.iterdir())
-    if is_resumable(folder) or not is_free:
-        hint = f"Continue it with `{resume_command(folder)}`, or choose" if is_resumable(folder) else "Choose"
-        raise CommandError(f"{folder} is not empty. {hint} another folder with --out.")
+    if not {entry.name for entry in folder.iterdir()} <= {LOCK, SEARCH_FILE, SOURCES}:
+        hint = "Continue its search with --continue" if is_resumable(folder) else "Empty it"
+        raise CommandError(f"{folder} is not empty. {hint}, or choose another folder with --out.")
     lock = lock_folder(folder)
     search.write(folder, origin)
     return lock
@@ -143,30 +94,16 @@ def is_resumable(folder: Path) -> bool:
     return (folder / STATE_FILE).exists()
 
 
-def check_same_search(folder: Path, search: Search) -> None:
-    """Checks that a folder contains the requested search."""
+def read_same_search(folder: Path, search: Search) -> Search:
+    """Returns the search in a folder, with its chat date; rejects another than the requested."""
     stored = Search.read(folder)
-    old, new = stored.options, search.options
-    changes = [f"{key}={old[key]}" for key in old if old[key] != new[key]]
-    start, stored_settings = search.settings.start_from, stored.settings.model_dump()
-    for key in changed_settings(stored.settings, search.settings):
-        old_value = stored_settings[key]
-        # `pin_start_checkpoint` replaced the run by one of its checkpoints.
-        if key != "start_from" or not start or not Path(str(old_value)).is_relative_to(Path(start).resolve()):
-            changes.append(f"{key}={display_name(to_cli(old_value))}")
-    if changes:
+    old = {**stored.settings.model_dump(), **stored.axes, "--concurrent": stored.concurrent}
+    changed = {*changed_settings(stored.settings, search.settings)}
+    changed |= {key for key in stored.axes | search.axes if stored.axes.get(key) != search.axes.get(key)}
+    changed |= {"--concurrent"} if stored.concurrent != search.concurrent else set()
+    if changed:
+        values = ", ".join(f"{key}={display_name(to_cli(old[key]))}" for key in sorted(changed))
         raise CommandError(
-            f"{folder} contains a search with {', '.join(changes)}. Use these values, or choose another folder with "
-            "--out."
+            f"{folder} contains a search with {values}. Use these values, or choose another folder with --out."
         )
-
-
-def resume_command(folder: Path) -> str:
-    """Returns the command that continues a search."""
-    return f"cory tune --resume {shlex.quote(str(folder))}"
-
-
-def check_trial_placement(settings: Sequence[Settings], nodes: Sequence[placement.Node]) -> None:
-    """Checks that at least one trial fits on the cluster. Otherwise Tune would wait for resources silently."""
-    for trial in settings:
-        placement.check_placement(processes(trial, trial=True), nodes)
+    return stored

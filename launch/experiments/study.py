@@ -17,7 +17,6 @@ An arm's keys are the settings in which it differs from its reference arm (`agai
 label     name in tables and plots
 tier      tier 1 runs first (default)
 seeds     overrides the seeds of the tier
-needs     required paths, each with the command that creates it; the arm is skipped if a path is missing
 """
 
 from collections.abc import Sequence
@@ -58,8 +57,7 @@ class Arm(BaseModel, extra="allow"):
     tier: PositiveInt = 1
     against: str | None = None
     """The reference arm; None for the first arm."""
-    needs: dict[str, str] = {}
-    """Required paths, each with the command that creates it."""
+    index: int = 0
     differs: dict[str, Any] = {}
     """Settings that differ from the first arm."""
 
@@ -67,14 +65,6 @@ class Arm(BaseModel, extra="allow"):
     def changes(self) -> dict[str, Any]:
         """Settings that differ from the reference arm."""
         return self.model_extra or {}
-
-    @property
-    def missing(self) -> str | None:
-        """A message about the first missing path and the command that creates it; None if nothing is missing."""
-        for path, command in self.needs.items():
-            if not Path(expand_home(path)).exists():
-                return f"{self.name} requires {path}, which does not exist. Create it with: {command}"
-        return None
 
 
 class Study(BaseModel, extra="forbid"):
@@ -105,10 +95,6 @@ class Study(BaseModel, extra="forbid"):
             for c in self.contrasts
         )
 
-    def arm_index(self, arm: Arm) -> int:
-        """Returns the index of an arm in the file."""
-        return list(self.arms).index(arm.name)
-
 
 def bundled_studies() -> dict[str, str]:
     """Returns the names and descriptions of the bundled studies."""
@@ -123,8 +109,10 @@ def load_study(name: str, words: Sequence[str] = ()) -> Study:
         name: a key of `bundled_studies()`, or a YAML file.
         words: `key=value`, settings of all arms that override those of the file.
     """
-    name = name if name in bundled_studies() else expand_home(name)
-    file = _STUDIES_DIR / f"{name}.yaml" if name in bundled_studies() else Path(name)
+    file = _STUDIES_DIR / f"{name}.yaml"
+    if not file.is_file():
+        name = expand_home(name)
+        file = Path(name)
     if not file.is_file():
         names = ", ".join(bundled_studies())
         raise CommandError(f"Unknown study `{name}`. Use one of {names}, or a YAML file.{upload_hint(name)}")
@@ -163,12 +151,12 @@ def load_study(name: str, words: Sequence[str] = ()) -> Study:
 
 
 def _complete_arms(entries: dict[str, Any], seeds: Any) -> dict[str, dict[str, Any]]:
-    """Adds names, reference arms, seeds, and differences from the first arm."""
+    """Adds names, indices, reference arms, seeds, and differences from the first arm."""
     arms: dict[str, dict[str, Any]] = {}
     for name, entry in entries.items():
-        if reserved := {"name", "differs"} & set(entry or {}):
+        if reserved := {"name", "index", "differs"} & set(entry or {}):
             raise CommandError(f"Arm {name} sets `{min(reserved)}`, which is computed. Remove it.")
-        arm = {"name": name, "label": name, "against": next(iter(arms), None), **(entry or {})}
+        arm = {"name": name, "index": len(arms), "label": name, "against": next(iter(arms), None), **(entry or {})}
         tier = arm.get("tier", 1)
         if "seeds" not in arm and isinstance(seeds, dict) and tier not in seeds:
             raise CommandError(f"Arm {name} has tier {tier}, which has no entry in `seeds`. Add one.")
@@ -181,7 +169,7 @@ def _complete_arms(entries: dict[str, Any], seeds: Any) -> dict[str, dict[str, A
 
 def _check_arm(study: Study, arm: Arm, study_name: str) -> None:
     """Checks that an arm differs from its reference arm in exactly the settings it lists."""
-    earlier_arms = list(study.arms)[: study.arm_index(arm)]
+    earlier_arms = list(study.arms)[: arm.index]
     try:
         settings = study.settings(arm, 0)
     except SettingsError as error:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, cast
 
 from cory_env.home import IN_JOB
 from launch.console.errors import CommandError
-from launch.console.interrupts import SIGNALS, Interrupts
+from launch.console.interrupts import Interrupts
 from launch.experiments.results import (
     MACHINE_SETTINGS,
     Cost,
@@ -39,10 +39,6 @@ from launch.run_folder.records import SampleLine
 from launch.run_folder.run import Run
 from launch.run_folder.status import DIVERGED, read_status
 from policies.settings.settings import changed_settings
-
-MAX_FAILURES = 2
-"""Number of times that a run restarts from its latest checkpoint after one of its processes died."""
-SIGNAL_EXIT_CODES = tuple(128 + number for number in SIGNALS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +77,7 @@ class StudyJob:
             "study": self.study.name,
             "label": self.arm.label,
             "tier": self.arm.tier,
-            "arm_index": self.study.arm_index(self.arm),
+            "arm_index": self.arm.index,
             "differs": self.arm.differs,
         }
 
@@ -121,7 +117,7 @@ def list_jobs(study: Study, folder: Path, arms: Sequence[Arm], seeds: Sequence[i
     They are ordered by tier and then by seed, so that arms can be compared before the study is complete.
     """
     jobs = [StudyJob(study, arm, seed, folder) for arm in arms for seed in seeds or arm.seeds]
-    return sorted(jobs, key=lambda job: (job.arm.tier, job.seed, study.arm_index(job.arm)))
+    return sorted(jobs, key=lambda job: (job.arm.tier, job.seed, job.arm.index))
 
 
 class TrainProcess:
@@ -139,7 +135,7 @@ class TrainProcess:
 
     def train(self, job: StudyJob, options: Sequence[str] = ()) -> ProcessResult:
         """Starts or continues a run that this process has claimed."""
-        options = ["--out", str(job.run), "--continue", "--max-failures", str(MAX_FAILURES), "--quiet", *options]
+        options = ["--out", str(job.run), "--continue", "--max-failures", "2", "--quiet", *options]
         with job.output.open("a+", encoding="utf-8", errors="replace") as output:
             start = output.seek(0, os.SEEK_END)
             # In its own session, so that it receives Ctrl-C only once, from this process.
@@ -174,16 +170,14 @@ class TrainProcess:
 def collect_result(job: StudyJob, process_result: ProcessResult) -> StudyRun:
     """Creates the result of a run from its folder."""
     run, settings = Run(job.run), job.study.settings(job.arm, job.seed)
-    lines = run.metrics
-    final_responses = final.read_final(run.final)
     status, reason = _run_status(run, process_result)
+    final_responses = None if status == "diverged" else final.read_final(run.final)
+    lines = run.metrics
     training_lines = [line for line in lines if "policy" in line]
     cost = Cost(
         tokens=sum(line["tokens"] for line in training_lines),
         seconds=sum(line["seconds"]["total"] - line["seconds"].get("evaluate", 0.0) for line in training_lines),
     )
-    if status == "diverged":
-        final_responses = None
     return StudyRun(
         **job.arm_fields,
         arm=job.arm.name,
@@ -203,7 +197,6 @@ def collect_result(job: StudyJob, process_result: ProcessResult) -> StudyRun:
 
 
 def _run_status(run: Run, process_result: ProcessResult) -> tuple[Status, str | None]:
-    """Returns the status of a run and the reason, if it is not `done`."""
     code = process_result.code
     if code == 0:
         return "done", None

@@ -176,7 +176,7 @@ def test_a_stopped_search_job_is_resumed_by_the_same_command(head: Head, project
     words = cory(*search, "--concurrent", "1", "--out", str(folder), "--continue")
     job = submit(head, project, *words)
     remaining = stop(head, project, job, read_to(job, "1/16"))
-    assert "The search is saved, and stops." in remaining and f"cory tune --resume {folder}" in remaining
+    assert "The search is saved, and stops." in remaining and f"--out {folder} --continue" in remaining
 
     job = submit(head, project, *words)
     output, errors = job.communicate(timeout=360)

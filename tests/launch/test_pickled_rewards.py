@@ -10,7 +10,7 @@ import pytest
 from launch.commands.train import _merge_resumable
 from launch.console.errors import CommandError
 from launch.evaluation.evaluation import describe_inputs
-from launch.experiments.search import Search, check_same_search
+from launch.experiments.search import Search, read_same_search
 from launch.experiments.space import pin_objective, read_axes
 from launch.main import main
 from launch.models.model_card import model_card
@@ -60,13 +60,11 @@ def test_messages_contain_only_the_function_s_name(runs: list[Run], tmp_path: Pa
         _merge_resumable(runs[0], settings(5))
     with pytest.raises(CommandError, match=r"is a run with reward=near, start_from=null, which"):
         _merge_resumable(runs[0], settings(5).model_copy(update={"start_from": "runs/other"}))
-    stored, requested = (
-        Search(pin_objective(settings(length, ["a:b"])), read_axes(["lr=1e-4,1e-3"]), None, 1, 1, None)
-        for length in (4, 5)
-    )
+    axes = read_axes(["lr=1e-4,1e-3"])
+    stored, requested = (Search(pin_objective(settings(length, ["a:b"])), axes) for length in (4, 5))
     stored.write(tmp_path, "cory tune")
     with pytest.raises(CommandError, match=r"contains a search with reward=\['near', 'a:b'\]\. Use these"):
-        check_same_search(tmp_path, requested)
+        read_same_search(tmp_path, requested)
 
 
 def test_an_evaluation_records_the_function_s_name_and_a_checksum_of_its_code() -> None:

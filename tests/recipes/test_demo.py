@@ -81,10 +81,8 @@ def test_the_example_is_a_query_that_only_the_trained_chain_answers_right() -> N
 def test_curves_are_scores_over_generated_tokens_of_the_last_answer_or_of_the_single_agent() -> None:
     assert curve(CHAIN, LINES) == [(0, 0.5), (4000, 1.0)]
     assert curve(SINGLE, LINES) == [(0, 0.25), (4000, 0.0)]
-    plot = demo_plot({CHAIN: LINES, SINGLE: LINES})
-    figure = plot.draw()
-    (axes,) = figure.axes
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["chain, last answer", "single agent"]
+    (axes,) = demo_plot({CHAIN: LINES, SINGLE: LINES}).axes
+    assert [str(line.get_label()) for line in axes.lines] == ["chain, last answer", "single agent"]
     assert [[*map(float, line.get_xdata())] for line in axes.lines] == [[0, 4], [0, 4]]  # type: ignore[arg-type]
     assert [[*map(float, line.get_ydata())] for line in axes.lines] == [[0.5, 1.0], [0.25, 0.0]]  # type: ignore[arg-type]
 

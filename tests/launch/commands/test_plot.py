@@ -1,5 +1,3 @@
-import csv
-import io
 from pathlib import Path
 
 import pytest
@@ -65,39 +63,11 @@ def test_a_run_without_metrics_cannot_be_drawn(cory_in_process: Cory, tmp_path: 
     assert result.returncode == 2 and "no metrics yet" in result.stderr
 
 
-def test_the_csv_contains_every_metric_once_in_long_format(cory_in_process: Cory, tmp_path: Path) -> None:
-    run = record_test_run(tmp_path / "a" / "run", paper_settings(num_updates=12))
-    record_test_run(tmp_path / "b" / "run", paper_settings(num_updates=12, num_agents=1), updates=range(2))
-    last = {**run.metrics[12], "update": 13, "last_response": {"kl": 0.5}, "role": {"pioneer": {"task_reward": None}}}
-    run.metrics_file.append(last)
-    assert cory_in_process("plot", "a/run", "b/run", "--csv", "new/curves.csv").stdout == "new/curves.csv\n"
-    text = (tmp_path / "new" / "curves.csv").read_text()
-    assert cory_in_process("plot", "a/run", "b/run", "--csv", "-").stdout == text
-    rows = list(csv.DictReader(io.StringIO(text)))
-    assert list(rows[0]) == ["run", "update", "split", "policy", "role", "metric", "value"]
-    values = {tuple(row.values())[:6]: float(row["value"]) for row in rows}
-    assert len(values) == len(rows)  # no duplicates
-    for line in run.metrics:
-        for split, group in (("train", line.get("policy", {})), ("validation", line.get("evaluation", {}))):
-            for policy, figures in group.items():
-                for metric, value in figures.items():
-                    assert values["a/run", str(line["update"]), split, policy, "", metric] == value
-    assert values["a/run", "13", "validation", "", "last answer", "kl"] == 0.5
-    assert values["a/run", "5", "run", "", "", "exchanged"] == 1
-    assert values["a/run", "5", "run", "", "", "seconds/total"] == 2
-    assert ("a/run", "13", "train", "", "pioneer", "task_reward") not in values
-    assert ("a/run", "5", "train", "", "pioneer", "task_reward") in values
-    assert {name for name, *_ in values} == {"a/run", "b/run"}
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["run", "--csv", "c.csv", "--out", "c.png"], "--out conflicts with --csv."),
         (["run", "other", "--out", "c.png"], "other is not a run's folder"),
         (["run", "run", "--out", "c.foo"], "c.foo is not an image file."),
-        (["run", "--csv", "run"], "run is a folder. Name a file with --csv."),
-        (["run", "other", "--csv", "c.csv"], "other is not a run's folder"),
     ],
 )
 def test_invalid_arguments_leave_no_files(

@@ -98,7 +98,6 @@ def test_an_absolute_path_and_a_command_outside_of_a_job_have_no_hint_at_ignored
         TUNE,
         (*TUNE, "--out", "runs/a"),
         (*TUNE, "--out", "runs/a", "--continue"),
-        ("tune", "--resume", "runs/a"),
     ],
 )
 def test_a_relative_output_folder_is_rejected_because_it_would_be_lost(

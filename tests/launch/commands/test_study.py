@@ -41,7 +41,7 @@ settings:
 arms:
 """
 BROKEN = "  broken: {reward: 'my_rewards:broken'}\n"
-TWO = f"{STUDY}  cory: {{label: CORY}}\n{BROKEN}  absent: {{lr: 1.0, needs: {{nowhere: make it}}}}\n"
+TWO = f"{STUDY}  cory: {{label: CORY}}\n{BROKEN}"
 CHANGED = f"  cory: {{label: Both}}\n  new: {{lr: 1.0}}\n{BROKEN}"
 
 
@@ -52,7 +52,6 @@ def test_a_study_trains_missing_runs_and_stores_their_results(
     (tmp_path / "mine.yaml").write_text(TWO)
     result = cory_forked("study", "mine.yaml", "--out", "study", **cluster)
     assert result.returncode == 1, result.stderr + result.stdout
-    assert "Skipped: absent requires nowhere, which does not exist. Create it with: make it" in result.stdout
     assert "broken, seed 0, failed: " in result.stdout and "It is broken." in result.stdout
     (trained,) = read_results(tmp_path / "study")
     assert trained.status == "done"

@@ -3,7 +3,7 @@
 import csv
 import json
 import os
-import re
+import shlex
 import signal
 import subprocess
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ import yaml
 from launch.commands.tune import read_search
 from launch.console.cli import parse_command
 from launch.console.errors import CommandError
-from launch.experiments.search import Search, check_same_search, is_resumable
+from launch.experiments.search import Search, is_resumable, read_same_search
 from launch.experiments.space import pin_objective, read_axes
 from launch.main import main
 from launch.run_folder.layout import LOCK
@@ -25,7 +25,6 @@ from tests.launch.training.test_training import BREVITY, SMALL
 from tests.paper import paper_settings
 
 SEARCH = (*SMALL, "dtype=fp32", "grad_clip=null", "checkpoint_every=1", "eval_every=1")
-PBT = ("imdb-tiny", "backend=transformers", "--over", "lr=log:1e-5:1e-3", "--scheduler", "pbt")
 WORDS = ("book", "film", "dog", "cat", "sea", "sun", "car", "day", "cup", "end", "tree", "song", "king", "door", "lamp")
 
 
@@ -43,16 +42,15 @@ def test_a_stopped_and_killed_search_resumes_exactly_and_a_failed_trial_does_not
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=120)
     assert process.returncode == 130, output + errors
-    assert "Stopped. Continue with:\n  cory tune --resume found" in output and not errors
-    assert "Continue it with `cory tune --resume found`" in error_line(cory(*command))
+    same = shlex.join(["cory", *command, "--continue"])
+    assert f"Stopped. Continue with:\n  {same}\n" in output and not errors
+    assert "found is not empty. Continue its search with --continue" in error_line(cory(*command))
     changed = cory(*command, "--over", "seed=1", "--continue")
-    assert "contains a search with over=['lr=0.0001,1e+30']." in error_line(changed)
+    assert "contains a search with seed=0. Use" in error_line(changed)
 
     process = start_search(tmp_path, (*command, "--continue"), until="2/3", TUNE_GLOBAL_CHECKPOINT_S="0")
     os.kill(process.pid, signal.SIGKILL)
     process.communicate(timeout=60)
-    spent = cory("tune", "--resume", "found", "--max-minutes", "0.01")
-    assert spent.returncode == 0 and "The time budget is exhausted. Continue with:" in spent.stdout, spent.stderr
 
     resumed = cory(*command, "--continue")
     assert resumed.returncode == 1 and not resumed.stderr
@@ -82,37 +80,22 @@ def start_search(folder: Path, command: Sequence[str], until: str, **environment
     raise AssertionError(process.stderr.read())  # the process has ended too early
 
 
-@pytest.mark.parametrize("words", [("--resume", "found"), (*PBT, "--out", "found", "--continue")])
-def test_a_population_does_not_resume(
-    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    search, _ = read_search(parse_command("tune", list(PBT)))
-    (tmp_path / "found").mkdir()
-    search.write(tmp_path / "found", "cory tune")
-    (tmp_path / "found" / "tuner.pkl").touch()
-    assert main(["tune", *words]) == 2
-    error = capsys.readouterr().err
-    assert "found is a search with --scheduler pbt, which cannot resume" in error and error.count("\n") == 1
-
-
 def test_a_search_resumes_only_unchanged(tmp_path: Path) -> None:
-    search = Search(
-        pin_objective(paper_settings(backend="transformers")), read_axes(["lr=0.000123456,1e-4"]), None, 1, 2, None
-    )
+    axes = read_axes(["lr=0.000123456,1e-4", "seed=0,1"])
+    search = Search(pin_objective(paper_settings(backend="transformers")), axes)
     search.write(tmp_path, "cory tune")
     assert not is_resumable(tmp_path)
     (tmp_path / "tuner.pkl").touch()
     assert is_resumable(tmp_path)
-    check_same_search(tmp_path, search)  # all digits are preserved
+    read_same_search(tmp_path, search)  # all digits are preserved
     dated = paper_settings(backend="transformers", chat=True, chat_date="2024-07-26")  # as the search has set it
     search._replace(settings=pin_objective(dated)).write(tmp_path, "cory tune")
-    check_same_search(tmp_path, search._replace(settings=pin_objective(dated.model_copy(update={"chat_date": None}))))
+    read_same_search(tmp_path, search._replace(settings=pin_objective(dated.model_copy(update={"chat_date": None}))))
     search.write(tmp_path, "cory tune")
-    with pytest.raises(CommandError, match=r"contains a search with over=\['lr=0\.000123456,0\.0001'\], seeds=2\. Use"):
-        check_same_search(tmp_path, search._replace(axes=read_axes(["lr=1e-4"]), seeds=1))
-    with pytest.raises(CommandError, match="contains a search with queries_per_update=256, minibatch_size=256"):
-        check_same_search(
+    with pytest.raises(CommandError, match=r"contains a search with lr=\[0\.000123456, 0\.0001\], seed=\[0, 1\]\. Use"):
+        read_same_search(tmp_path, search._replace(axes={"lr": [1e-4]}))
+    with pytest.raises(CommandError, match="contains a search with minibatch_size=256, queries_per_update=256"):
+        read_same_search(
             tmp_path,
             search._replace(
                 settings=pin_objective(paper_settings(queries_per_update=8, minibatch_size=8, backend="transformers"))
@@ -120,9 +103,21 @@ def test_a_search_resumes_only_unchanged(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize("option", ["--out", "--resume"])
-def test_a_search_in_storage_is_rejected(option: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["tune", option, "s3://bucket/search"]) == 2
+def test_results_are_means_over_seeds_however_they_are_chosen() -> None:
+    words = ["imdb-tiny", "backend=transformers", "seed=4", "--over", "lr=1e-4,1e-3"]
+    search, _ = read_search(parse_command("tune", [*words, "--seeds", "3"]))
+    assert (search.axes["seed"], search.keys, search.trials) == ([4, 5, 6], ["lr"], 6)
+    assert read_search(parse_command("tune", [*words, "--over", "seed=4,5,6"]))[0] == search
+
+
+@pytest.mark.parametrize("words", [("--scheduler", "asha"), ("--search", "optuna"), ("--resume", "taken")])
+def test_a_removed_option_is_rejected(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", "imdb-tiny", "--over", "lr=1e-4,1e-3", *words]) == 2
+    assert words[0] in capsys.readouterr().err
+
+
+def test_a_search_in_storage_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", "--out", "s3://bucket/search"]) == 2
     assert "s3://bucket/search is a URI, but must be a path" in capsys.readouterr().err
 
 
@@ -136,33 +131,7 @@ def error_line(result: "subprocess.CompletedProcess[str]") -> str:
     ("words", "message"),
     [
         (("imdb-tiny",), "Nothing to search"),
-        (("imdb-tiny", "--over", "lr=log:1:0"), "LOW must be above zero and below HIGH"),
-        (("imdb-tiny", "--over", "lr=1e-5,1e-4", "--samples", "3"), "--samples requires a range in --over"),
-        (("imdb-tiny", "--over", "seed=1,2", "--seeds", "2"), "conflicts with --over seed"),
-        (
-            ("imdb-tiny", "--over", "lr=1e-5,1e-4", "--scheduler", "pbt", "--seeds", "2"),
-            "--scheduler pbt conflicts with --seeds and --concurrent",
-        ),
-        (
-            ("imdb-tiny", "--over", "lr=1e-5,1e-4", "--scheduler", "asha", "--seeds", "2"),
-            "stops a point's unlucky seeds",
-        ),
-        (
-            ("imdb-tiny", "--over", "num_agents=1,2", "--scheduler", "pbt"),
-            "cannot change num_agents while a trial runs",
-        ),
-        (
-            ("imdb-tiny", "--over", "queries_per_update=128,256", "--scheduler", "pbt"),
-            "cannot change queries_per_update",
-        ),
-        (
-            ("imdb-tiny", "--over", "lora_alpha=16,32", "--scheduler", "pbt"),
-            "cannot change lora_alpha while a trial runs",
-        ),
-        (
-            ("imdb-tiny", "--over", "lr=1e-5,1e-4", "--scheduler", "asha", "eval_every=50"),
-            "it requires one eval_every below num_updates=45",
-        ),
+        (("imdb-tiny", "--over", "seed=1,2", "--seeds", "2"), "--over seed is given twice"),
         (("imdb-tiny", "--over", "exchange_period=0,1"), "Input should be greater than or equal to 1"),
         (
             ("imdb-tiny", "--over", "max_prompt_tokens=64,5"),
@@ -188,15 +157,7 @@ def error_line(result: "subprocess.CompletedProcess[str]") -> str:
             ("imdb-tiny", "--over", "checkpoint_every=1,2"),
             "--over checkpoint_every: trials that differ in it are not comparable",
         ),
-        (
-            ("imdb-tiny", "--over", "eval_every=5,9", "--scheduler", "asha"),
-            "it requires one eval_every below num_updates=45",
-        ),
-        (("--resume", "taken"), "contains no search.yaml"),
-        (
-            ("--resume", "taken", "lr=1", "--samples", "9", "--seeds", "3", "--continue"),
-            "--resume can only be combined with --max-minutes, --allow-changes, --quiet, --debug.",
-        ),
+        (("imdb-tiny", "--over", "lr=1e-5", "tracker=wandb"), "tracker conflicts with a search"),
         (("imdb-tiny", "--over", "lr=1e-5", "--continue"), "--continue requires --out, the folder of the search."),
     ],
 )
@@ -210,37 +171,8 @@ def test_an_invalid_search_is_rejected_in_one_line_and_creates_no_folder(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").touch()
-    assert main(["tune", *(["backend=transformers"] if "--resume" not in words else []), *words]) == 2
+    assert main(["tune", "backend=transformers", *words]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
     assert [entry.name for entry in tmp_path.iterdir()] == ["taken"]
     assert not (tmp_path / "taken" / LOCK).exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ((), "--search optuna requires --samples"),
-        (("--samples", "4", "--seeds", "2"), "conflicts with --scheduler pbt and --seeds"),
-    ],
-)
-def test_an_invalid_search_with_optuna_is_rejected(words: tuple[str, ...], message: str) -> None:
-    pytest.importorskip("optuna")
-    with pytest.raises(CommandError, match=re.escape(message)):
-        read_search(
-            parse_command(
-                "tune",
-                ["imdb-tiny", "backend=transformers", "--over", "lr=log:1e-5:1e-1", "--search", "optuna", *words],
-            )
-        )
-
-
-def test_a_search_with_optuna_is_stored_and_read_back(tmp_path: Path) -> None:
-    pytest.importorskip("optuna")
-    axes = ["--over", "lr=log:1e-5:1e-1", "--over", "exchange_period=1,5,null"]
-    search, _ = read_search(
-        parse_command("tune", ["imdb-tiny", "backend=transformers", *axes, "--search", "optuna", "--samples", "9"])
-    )
-    assert search.trials == 9
-    search.write(tmp_path, "cory tune")
-    assert Search.read(tmp_path) == search

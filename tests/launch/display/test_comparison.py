@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from launch.display.comparison import ALONE, ComparedRun, comparison_plot, group_runs
+from launch.display.comparison import ALONE, ComparedRun, draw_comparison, group_runs
 from launch.display.statistics import mean_ci
 from launch.main import main
 from launch.run_folder import final
@@ -100,12 +100,11 @@ def test_runs_that_differ_only_in_the_seed_are_compared_over_their_common_seeds(
 
 
 def test_repetitions_of_a_seed_are_groups_of_their_own(tmp_path: Path) -> None:
-    runs = [
-        ComparedRun.read(record(tmp_path / name, seed=seed), name) for name, seed in zip("abc", (0, 0, 1), strict=True)
-    ]
+    runs = [ComparedRun(record(tmp_path / name, seed=seed), name) for name, seed in zip("abc", (0, 0, 1), strict=True)]
     groups = group_runs(runs)
     assert [[run.name for run in group.runs] for group in groups] == [["a", "c"], ["b"]]
-    assert [*comparison_plot(groups).labels] == ["a and 1 more seed", "b"]
+    (legend,) = draw_comparison(groups).legends
+    assert [text.get_text() for text in legend.get_texts()][:2] == ["a and 1 more seed", "b"]
 
 
 def test_runs_without_test_responses_are_compared_by_their_last_evaluation_without_intervals(
@@ -114,7 +113,7 @@ def test_runs_without_test_responses_are_compared_by_their_last_evaluation_witho
     a, b = record(tmp_path / "a", REWARDS), record(tmp_path / "b", lr=3e-5)
     with a.metrics_file.path.open("a") as file:
         file.write('{"update": 13}\n')  # the run continued after its test responses
-    assert ComparedRun.read(a, "a").final is None
+    assert not ComparedRun(a, "a").is_tested
     lines = plot(capsys, a.path, b.path, "--out", tmp_path / "both.png")
     rows = [line for line in lines if ALONE in line]
     assert rows[0].startswith("a each alone 12 ")

@@ -20,7 +20,7 @@ def line(agents: int) -> Update:
 
 
 def test_rows_of_two_agents_fit_into_80_columns() -> None:
-    rows = RowFormatter(paper_settings(num_agents=2, num_updates=100), "→", width=80)
+    rows = RowFormatter(paper_settings(num_agents=2, num_updates=100), "→")
     assert [len(row) for row in [*rows.heading(), rows.update(line(2))] if len(row) > 80] == []
     assert rows.update(line(2)).plain.split() == [
         *("99/100", "llm_1→llm_2", "-12.35", "123.45", "-99.99", "-12.35", "123.45", "-99.99", "12346", "123.4")
@@ -32,8 +32,8 @@ def test_heading_and_rows_have_the_same_width() -> None:
     assert len(rows.heading()[1]) == len(rows.update(line(2)))
 
 
-def test_only_the_mean_is_shown_if_the_policies_do_not_fit() -> None:
-    rows = RowFormatter(paper_settings(num_agents=8), ">", width=80)
+def test_only_the_mean_is_shown_of_more_than_two_policies() -> None:
+    rows = RowFormatter(paper_settings(num_agents=8), ">")
     lines = [*rows.heading(), rows.update(line(8))]
     assert [len(text) for text in lines[1:]] == [60, 60] and lines[0].plain.split() == ["average"]
     assert lines[2].plain.split()[1:5] == ["1>2>3>4>5>6>7>8", "-12.35", "123.45", "-99.99"]

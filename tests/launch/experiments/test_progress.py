@@ -20,12 +20,12 @@ def result(update: int) -> dict[str, Any]:
     return {"updates": update, "combined_reward": 0.1, "cory": {"update": update, "evaluation": {"mean": figures}}}
 
 
-def test_an_evaluation_is_printed_with_the_current_values_of_its_trial(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_evaluation_is_printed_with_the_values_of_its_trial(capsys: pytest.CaptureFixture[str]) -> None:
     callback = ProgressCallback(["lr"])
     callback = pickle.loads(pickle.dumps(callback))  # as Tune does when a search resumes
     callback.setup(total_num_samples=1)
     callback.on_trial_result(1, [], make_trial(1e-4), result(1))
-    callback.on_trial_result(2, [], make_trial(2e-4), result(2))  # as PBT changes them
+    callback.on_trial_result(2, [], make_trial(2e-4), result(2))
     callback.on_trial_result(2, [], make_trial(2e-4), {**result(2), "cory": {"update": 2}})  # not evaluated
     callback.on_trial_error(2, [], make_trial(2e-4))
     first, second, last = capsys.readouterr().out.splitlines()

@@ -3,6 +3,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import yaml
 
 from launch.console.errors import CommandError
 from launch.experiments.results import final_figures, read_results, result_file, round_significant, write_result
-from launch.experiments.study import load_study
+from launch.experiments.study import Study, load_study
 from launch.experiments.study_runs import ProcessResult, StudyJob, TrainProcess, collect_result, list_jobs
 from launch.main import main
 from launch.run_folder import final
@@ -27,9 +28,14 @@ UPDATES = 15
 RESPONSE = "a wonderful film. It has great performances. It features all"
 
 
+@cache
+def imdb() -> Study:
+    return load_study("imdb")
+
+
 def make_job(folder: Path, arm: str = "cory", updates: int = UPDATES) -> StudyJob:
     """Returns a run of the bundled study, recorded without training."""
-    study = load_study("imdb")
+    study = imdb()
     job = StudyJob(study, study.arms[arm], 3, folder)
     settings = study.settings(job.arm, job.seed)
     run = record_test_run(job.run, settings, range(updates + 1))
@@ -83,11 +89,8 @@ def test_a_result_is_read_back_unchanged_and_is_small_enough_to_commit(tmp_path:
     for line in loaded.metrics[1:]:
         roles, policy = line["roles"], line["policy"]
         assert line.pop("role") == {role: policy[roles[role]] for role in ("pioneer", "observer")}
-        for figures in policy.values():
-            reward, kl, combined = figures["task_reward"], figures["kl"], figures.pop("combined_reward")
-            assert reward is not None and combined == pytest.approx(reward - 0.1 * (kl or 0.0))
     stored = json.loads(file.read_text())
-    write_result(file, loaded)  # derived metrics, which reading has added, are omitted again
+    write_result(file, loaded)  # metrics per role, which reading has added, are omitted again
     assert json.loads(file.read_text()) == stored
     assert loaded._replace(metrics=[]) == result._replace(metrics=[])
     assert [line.get("tokens") for line in loaded.metrics] == [line.get("tokens") for line in result.metrics]
@@ -183,7 +186,7 @@ def test_a_folder_without_results_and_a_damaged_result_are_rejected(tmp_path: Pa
     ("key", "value", "message"),
     [
         ("metrics", None, "not iterable"),
-        ("metrics", [{"update": 1, "policy": {"llm_1": {}}}], "KeyError.'task_reward'"),
+        ("metrics", [{"update": 1, "policy": {"llm_1": {}}}], "KeyError.'roles'"),
         ("settings", [], "mapping"),
         ("arm", "ppo", "it belongs to arm ppo, seed 0"),
     ],
@@ -209,7 +212,7 @@ def test_unknown_keys_of_older_versions_are_ignored(tmp_path: Path) -> None:
 
 def test_the_mean_over_policies_is_missing_if_a_policy_lacks_the_metric(tmp_path: Path) -> None:
     job = make_job(tmp_path)
-    responses = last_responses(load_study("imdb").settings(job.arm, job.seed), 3)
+    responses = last_responses(imdb().settings(job.arm, job.seed), 3)
     for response, reward in zip(responses["policy"]["llm_1"], [None, 1.0, 2.0], strict=True):
         response["metrics"]["task_reward"] = reward  # the mean covers only queries that have the metric
     for response in responses["policy"]["llm_2"]:

@@ -155,16 +155,6 @@ def test_a_setting_is_formatted_so_that_it_is_read_back_unchanged(value: str | i
     assert parse_overrides([to_cli_setting("model", value)]) == {"model": value}
 
 
-def test_a_missing_requirement_of_an_arm_is_reported_with_the_command_that_creates_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    arm = load_study("imdb").arms["ppo-double-model"]
-    assert arm.missing is not None and "python -m recipes --double --out models" in arm.missing
-    (tmp_path / "models" / "imdb-gpt2-double").mkdir(parents=True)
-    assert arm.missing is None
-
-
 def test_runs_are_ordered_by_tier_and_then_by_seed(tmp_path: Path) -> None:
     study = BUNDLED["imdb"]
     arms = [study.arms[name] for name in ("ppo-eta-1", "ppo", "cory")]

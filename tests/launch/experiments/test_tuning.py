@@ -14,9 +14,9 @@ from ray import tune
 
 from launch.cluster.placement import make_node
 from launch.console.errors import CommandError
-from launch.experiments.search import Search, check_trial_placement
+from launch.experiments.search import Search
 from launch.experiments.space import read_axes
-from launch.experiments.tuning import clip_to_ranges, run_trials
+from launch.experiments.tuning import check_trial_placement, run_trials
 from tests.paper import paper_settings
 from tests.policies.conftest import ray_session
 
@@ -56,9 +56,9 @@ class Climb(tune.Trainable):
         self.reward = float((Path(folder) / "reward").read_text())
 
 
-def make_search(*over: str, scheduler: str | None = None, samples: int = 1, concurrent: int | None = None) -> Search:
+def make_search(*over: str) -> Search:
     settings = paper_settings(num_updates=6, eval_every=2, checkpoint_every=2, backend="transformers")
-    return Search(settings, read_axes(over), scheduler, samples, seeds=1, concurrent=concurrent)
+    return Search(settings, read_axes(over), concurrent=1)
 
 
 def run_climb(folder: Path, search: Search, trainable: Any = Climb, **config: Any) -> pd.DataFrame:
@@ -74,27 +74,10 @@ def read_progress(trial: Path) -> tuple[list[int], list[float]]:
 
 
 @pytest.mark.slow
-def test_a_population_clones_its_best_members_and_does_not_wait_for_a_failed_one(
-    ray_session: None, tmp_path: Path
-) -> None:
-    search = make_search("lr=uniform:0.001:1", scheduler="pbt", samples=3)
-    settings = {**search.settings.model_dump(), "lr": tune.grid_search([0.7, 0.4, 0.01])}
-    one_at_a_time = tune.with_resources(Climb, {"cpu": 4})
-    frame = run_climb(tmp_path / "climb", search, one_at_a_time, cory_settings=settings)
-    assert list(frame["status"]) == ["done", "failed", "done"] and list(frame["updates"]) == [6, 3, 6]
-    assert frame["reason"][1] == "RuntimeError: This trial fails."
-    updates, rewards = read_progress(tmp_path / "climb" / "trial_00002")
-    assert updates == [1, 2, 3, 4, 5, 6] and rewards[:4] == pytest.approx([0.01, 0.02, 0.03, 0.04])
-    lr = rewards[5] - rewards[4]
-    assert rewards[4] == pytest.approx(4 * 0.7 + lr)  # its donor's reward, plus an update of its own
-    assert frame["lr"][2] == pytest.approx(lr) and 0.001 <= lr <= 1 and lr != pytest.approx(0.01)
-
-
-@pytest.mark.slow
 def test_a_stopped_search_resumes_its_trials_from_their_checkpoints_and_a_failed_one_stops_no_other(
     ray_session: None, tmp_path: Path
 ) -> None:
-    search = make_search("lr=0.1,0.2,0.4,0.6", concurrent=1)
+    search = make_search("lr=0.1,0.2,0.4,0.6")
     stopping = {"driver": os.getpid(), "stopped": str(tmp_path / "stopped")}
     frame = run_climb(tmp_path / "climb", search, **stopping)
     assert list(frame["status"])[:2] == ["done", "unfinished"] and "failed" not in list(frame["status"])
@@ -114,31 +97,6 @@ def test_a_stopped_search_resumes_its_trials_from_their_checkpoints_and_a_failed
 
     again = run_climb(tmp_path / "climb", search, **stopping)
     assert list(again["status"]) == list(frame["status"])
-
-
-@pytest.mark.slow
-def test_asha_stops_a_trial_that_is_worse_than_others_at_the_same_update(ray_session: None, tmp_path: Path) -> None:
-    search = make_search("lr=0.5,0.01", scheduler="asha", concurrent=1)
-    frame = run_climb(tmp_path / "climb", search)
-    assert list(frame["status"]) == ["done", "stopped early"] and list(frame["updates"]) == [6, 2]
-
-
-@pytest.mark.slow
-def test_optuna_samples_ranges_and_lists(ray_session: None, tmp_path: Path) -> None:
-    pytest.importorskip("optuna")
-    search = make_search("lr=log:1e-5:1e-1", "num_epochs=uniform:1:3", "exchange_period=1,5,null", samples=6)
-    search = search._replace(algorithm="optuna")
-    frame = run_climb(tmp_path / "climb", search)
-    assert list(frame["status"]) == ["done"] * 6 and frame["lr"].nunique() == 6
-    assert frame["lr"].between(1e-5, 1e-1).all() and set(frame["num_epochs"]) <= {1, 2, 3}
-    assert set(frame["exchange_period"]) <= {1, 5, None} and frame["exchange_period"].nunique(dropna=False) > 1
-
-
-def test_perturbed_values_are_clipped_to_their_range_and_lists_are_not() -> None:
-    axes = read_axes(["gamma=uniform:0.5:1", "lr=log:1e-5:1e-3", "exchange_period=1,5,null"])
-    config = {"cory_settings": {"gamma": 1.2, "lr": 8e-6, "exchange_period": None, "seed": 3}, "lr": 7}
-    clipped = {"gamma": 1, "lr": 1e-5, "exchange_period": None, "seed": 3}
-    assert clip_to_ranges(config, axes) == {"cory_settings": clipped, "lr": 7}
 
 
 def test_a_search_that_does_not_fit_on_the_cluster_is_rejected() -> None:

@@ -221,7 +221,7 @@ def test_curves_drawn_after_the_last_checkpoint_are_uploaded_later_if_storage_fa
     "words",
     [
         ["plot", "URI"],
-        ["plot", "runs/one", "URI", "--csv", "-"],
+        ["plot", "runs/one", "URI"],
         ["runs", "URI"],
         ["evaluate", "URI"],
         ["probe", "URI"],

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from launch.console.configuration import settings_to_yaml
 from launch.console.errors import CommandError
 from launch.experiments.search import Search
 from launch.experiments.space import distinct_settings, grid_points, pin_objective, read_axes
@@ -81,20 +82,21 @@ def test_trials_use_absolute_paths_except_in_a_ray_job(folder: Path, monkeypatch
 
 
 def test_a_search_with_changed_data_does_not_resume(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    search = Search(pin_objective(make_settings(VALUES)), read_axes(["temperature=0.5,1.0"]), None, 1, 1, None)
+    search = Search(pin_objective(make_settings(VALUES | {"test_queries": None})), read_axes(["temperature=0.5,1.0"]))
+    Path("values.yaml").write_text(settings_to_yaml(search.settings))
     (folder / "search").mkdir()
     search.write(folder / "search", "cory tune")
     (folder / "search" / "tuner.pkl").touch()
     check(None, *distinct_settings(grid_points(search.settings, search.axes)))
     (folder / "sources.json").rename(folder / "search" / "sources.json")
     write_rows([*ROWS[:4], {"query": "Another book was"}, *ROWS[5:]])
-    assert main(["tune", "--resume", "search"]) == 2
+    assert main(["tune", "values.yaml", "--over", "temperature=0.5,1.0", "--out", "search", "--continue"]) == 2
     assert capsys.readouterr().err == (
         "Error: search cannot resume unchanged. The training queries changed since training started. Undo this "
         "change, or resume with --allow-changes.\n"
     )
     assert main(["tune", "imdb-tiny", "--over", "lr=1e-4", "--allow-changes"]) == 2
-    assert "--allow-changes requires --resume or --continue" in capsys.readouterr().err
+    assert "--allow-changes requires --continue" in capsys.readouterr().err
 
 
 def test_a_study_with_changed_data_starts_no_further_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -87,7 +87,7 @@ def test_final_results_have_the_tokens_of_the_chain(folder: Path) -> None:
     for name in ("task_reward", "bare_kl", "in_chain_kl", "chain_tokens"):
         values = [response["metrics"][name] for response in last]
         assert figures["last_response"][name] == pytest.approx(sum(map(float, values)) / 8, rel=1e-3)  # type: ignore[arg-type]
-    values = ComparedRun.read(Run(folder / "mixed"), "mixed").values["last answer"]
+    values = ComparedRun(Run(folder / "mixed"), "mixed").values["last answer"]
     assert values["task_reward"].mean() == pytest.approx(figures["last_response"]["task_reward"], rel=1e-3)
 
 
