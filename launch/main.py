@@ -7,7 +7,7 @@ if __name__ == "__main__":  # before imports that a user's `policies.py` could s
 
 import atexit
 import gc
-import signal
+import os
 import sys
 from importlib.metadata import version
 from typing import Annotated, cast
@@ -15,9 +15,7 @@ from typing import Annotated, cast
 import typer
 
 from launch.console.cli import Commands
-from launch.console.output import OutputError, prepare_streams
-
-BROKEN_PIPE = 128 + signal.SIGPIPE
+from launch.console.output import STDOUT, prepare_streams
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -48,21 +46,21 @@ def main(argv: list[str] | None = None) -> int:
         argv: the arguments; None: those of the process.
 
     Returns:
-        The command's exit code; 2 if the command is unknown or the output cannot be written; 141 if the output's reader
-        has closed the pipe, as in `cory plan | head`.
+        The command's exit code; 2 if the command is unknown or the output cannot be written.
     """
     atexit.register(gc.freeze)  # otherwise a garbage collection of torch and Ray takes seconds at exit
     prepare_streams()
     try:
-        try:
-            app(argv, prog_name="cory")
-            code = 0
-        except SystemExit as system_exit:
-            code = cast(int, system_exit.code or 0)
+        app(argv, prog_name="cory")
+        code = 0
+    except SystemExit as system_exit:
+        code = cast(int, system_exit.code or 0)
+    try:
         sys.stdout.flush()
-    except OutputError as error:
-        if isinstance(error.__cause__, BrokenPipeError):
-            return BROKEN_PIPE
-        print(f"Error: {error}", file=sys.stderr)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)  # Python flushes it again at exit
+        if isinstance(error, BrokenPipeError):  # as in `cory plan | head`
+            return 1  # as Typer does
+        print(f"Error: The output cannot be written: {error.strerror}.", file=sys.stderr)
         return 2
     return code

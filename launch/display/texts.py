@@ -37,17 +37,6 @@ def chain_text(sample: Sample, indent: int) -> Text:
     return text
 
 
-def before_and_after_text(earlier: Sample, earlier_label: str, later: Sample, later_label: str) -> Text:
-    """Returns a query and the chain's responses to it from two updates."""
-    width, widths = max(len(earlier_label), len(later_label)) + 3, _column_widths(earlier, later)
-    text = Text(f"  {one_line(earlier['query'])}", style="italic")
-    for sample, label in ((earlier, earlier_label), (later, later_label)):
-        for response in sample["responses"]:
-            text.append("\n").append_text(_response_text(response, f"    {label:<{width}}", widths))
-            label = ""
-    return text
-
-
 def _column_widths(*samples: Sample) -> tuple[int, int]:
     """Returns the widths of the columns of roles and of policies."""
     responses = [response for sample in samples for response in sample["responses"]]

@@ -1,11 +1,9 @@
-"""Starting or joining Ray: slow starts, network access, tokens, temporary folders."""
+"""Starting or joining Ray: slow starts, network access and tokens."""
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -71,33 +69,6 @@ from policies.settings.settings import Settings
 with ray_session(processes(Settings(num_runners=1, gpus_per_runner=1)), debug=False):
     print("begun")
 """
-
-
-def test_the_temporary_folder_is_removed_unless_an_unexpected_error_occurs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    with session._temporary_folder() as folder:
-        assert os.environ["TMPDIR"] == folder and Path(folder).is_dir()
-    assert os.environ["TMPDIR"] == str(tmp_path) and not Path(folder).exists()
-    with pytest.raises(KeyError) as raised, session._temporary_folder() as logs:
-        raise KeyError("a defect")
-    assert raised.value.__notes__ == [f"Ray's logs are in {logs}."] and Path(logs).is_dir()
-    with session._temporary_folder():
-        assert Path(logs).is_dir()
-    shutil.rmtree(logs)
-
-
-def test_abandoned_temporary_folders_are_removed_and_those_in_use_are_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RAY_TMPDIR", "/tmp")
-    with session._temporary_folder() as folder:
-        abandoned = Path(f"{folder}-abandoned")
-        abandoned.mkdir()
-        (abandoned / ".alive").touch()
-        with session._temporary_folder():
-            assert Path(folder).is_dir() and not abandoned.exists()
 
 
 def test_a_start_timeout_of_ray_is_reported_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """Samples in the terminal."""
 
-from launch.display.texts import before_and_after_text, chain_text
+from launch.display.texts import chain_text
 from launch.run_folder.records import Sample, ScoredResponse
 
 
@@ -14,8 +14,5 @@ def test_columns_are_as_wide_as_the_longest_role_and_policy() -> None:
     _, *lines = chain_text(wide, 2).plain.splitlines()
     assert lines[0] == "  solver        llm_1     +1.00  text" and lines[3] == "  second_critic frozen_1  +1.00  text"
     assert lines[1:3] == ["  thought       hm", "  feedback      no"]
-    _, *lines = before_and_after_text(short, "before", wide, "after").plain.splitlines()
-    assert {len(line) for line in lines if line.endswith("text")} == {48}
-    assert lines[0] == "    before   solver        llm_1     +1.00  text"
     _, line, *_ = chain_text(short, 0).plain.splitlines()
     assert line == "solver     llm_1  +1.00  text"
