@@ -163,7 +163,7 @@ def train(config: CoryConfig, out: str | Path | None = None, *, max_failures: in
         quiet: whether to print only the location of the results.
 
     Returns:
-        The run; with `stop_on_collapse` it may have ended early. For a URI, it reads the local copy, `Run.path`.
+        The run. For a URI, it reads the local copy, `Run.path`.
 
     Raises:
         SettingsError: a setting is invalid or conflicts with another.
@@ -172,8 +172,6 @@ def train(config: CoryConfig, out: str | Path | None = None, *, max_failures: in
     """
     settings = config.settings
     session.quiet_libraries(debug=True)  # their output goes to the log, not to this process's terminal
-
-    from launch.training.training import EXIT_COLLAPSED
 
     trained, code = train_run(
         settings,
@@ -184,6 +182,6 @@ def train(config: CoryConfig, out: str | Path | None = None, *, max_failures: in
         quiet=quiet,
         keep_local=True,
     )
-    if code not in (0, EXIT_COLLAPSED):
+    if code:
         raise KeyboardInterrupt
     return load_run(trained.path)

@@ -74,7 +74,7 @@ def train(
       cory train --resume runs/low-lr num_updates=120
 
     Exit codes:
-      0 all updates are done; 2 user error; 3 stopped by stop_on_collapse; 129, 130, 143 stopped by a signal.
+      0 all updates are done; 2 user error; 129, 130, 143 stopped by a signal.
     """
     from launch.console.configuration import settings_to_yaml, split_arguments
 

@@ -38,7 +38,6 @@ from launch.run_folder.locks import lock_holder, try_lock
 from launch.run_folder.records import SampleLine
 from launch.run_folder.run import Run
 from launch.run_folder.status import DIVERGED, read_status
-from launch.training.training import EXIT_COLLAPSED
 from policies.settings.settings import changed_settings
 
 MAX_FAILURES = 2
@@ -208,8 +207,6 @@ def _run_status(run: Run, process_result: ProcessResult) -> tuple[Status, str | 
     code = process_result.code
     if code == 0:
         return "done", None
-    if code == EXIT_COLLAPSED:
-        return "collapsed", f"stop_on_collapse ended it after update {run.metrics[-1]['update']}."
     lines = [line for line in process_result.output.splitlines() if line.strip()] or [f"exit code {code}"]
     reason = next((line.removeprefix("Error: ") for line in reversed(lines) if line.startswith("Error: ")), lines[-1])
     if code > 0 and run.exists() and read_status(run).state == DIVERGED:

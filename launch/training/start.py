@@ -58,7 +58,7 @@ def lacks_final(run: Run, settings: Settings) -> bool:
     if settings.test_queries is None or not lines:
         return False
     update = lines[-1]["update"]
-    if update != settings.num_updates and not (settings.stop_on_collapse and lines[-1].get("collapsed")):
+    if update != settings.num_updates:
         return False
     final = read_final(run.final)
     return final is None or final["update"] != update

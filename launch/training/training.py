@@ -33,9 +33,6 @@ from policies.settings.settings import Settings
 if TYPE_CHECKING:
     from policies.cory import Cory
 
-EXIT_COLLAPSED = 3
-"""Exit code if `stop_on_collapse` ended the run."""
-
 HELD_OUT_SAMPLES = 3
 """Number of held-out queries whose responses are recorded before and after training."""
 
@@ -51,7 +48,7 @@ def train_locked_run(
             checkpoint.
 
     Returns:
-        0; 3 if `stop_on_collapse` ended the run; 128 + signal number if a signal stopped it.
+        0; 128 + signal number if a signal stopped it.
     """
     terminal = Terminal(settings, output.dup_stdout(), done=done or 0, quiet=quiet, bar=not debug)
 
@@ -88,7 +85,7 @@ def _finish_run(run: Run, settings: Settings, terminal: Terminal, interrupts: In
     """
     from launch.display.plot import draw_run
 
-    stopped = last_update < settings.num_updates and interrupts.requested is not None
+    stopped = last_update < settings.num_updates
     if stopped:
         terminal.print(f"Stopped. {_how_to_resume(run)}", True)
     else:
@@ -97,12 +94,7 @@ def _finish_run(run: Run, settings: Settings, terminal: Terminal, interrupts: In
     run.finish_upload()
     if not run.keep_local:
         run.remove_local()
-    if stopped:
-        return interrupts.exit_code
-    if last_update < settings.num_updates:
-        terminal.print(f"Stopped after update {last_update} because a policy collapsed (stop_on_collapse).", True)
-        return EXIT_COLLAPSED
-    return 0
+    return interrupts.exit_code if stopped else 0
 
 
 @contextlib.contextmanager
@@ -225,17 +217,11 @@ class Trainer:
         self.interrupts.training = True
         if self.terminal.has_bar:
             self.terminal.stage("Training")
-        ended = algo.updates >= settings.num_updates
-        while not ended and self.interrupts.requested is None:
+        while algo.updates < settings.num_updates and self.interrupts.requested is None:
             report: dict[str, Any] = algo.train()["cory"]
             update = algo.updates
-            held_out: list[Any] = []
-            ended = update >= settings.num_updates or (settings.stop_on_collapse and report["collapsed"])
-            if ended:
-                if "evaluation" not in report:
-                    report = {**report, **algo.evaluator.evaluate()}
-                held_out = algo.evaluator.samples(algo.mapping, HELD_OUT_SAMPLES)
-            self._record(report, held_out)
+            is_last = update == settings.num_updates
+            self._record(report, algo.evaluator.samples(algo.mapping, HELD_OUT_SAMPLES) if is_last else ())
             is_best = "evaluation" in report and self.run.best_update == update
             if is_best or update % settings.checkpoint_every == 0:
                 checkpoints.start(algo)
@@ -246,10 +232,10 @@ class Trainer:
         checkpoints.finish()
 
     def _record(self, report: Mapping[str, Any], held_out: Sequence[object]) -> None:
-        """Records and prints an update's metrics, its samples every `samples_every` updates, and held-out samples."""
+        """Records and prints an update: metrics, samples if it was evaluated, and samples of held-out queries."""
         line, update = cast(dict[str, Any], to_json({**report})), report["update"]
         samples = line.pop("samples", [])
-        if update % self.settings.samples_every:
+        if "evaluation" not in line:
             samples = []
         for is_held_out, rows in ((False, samples), (True, cast(list[Any], to_json(held_out)))):
             for row in rows:

@@ -17,7 +17,7 @@ REMOVED: dict[str, Any] = {
 """By name, the value without an effect (docs/project/removed.md)."""
 WITHOUT_EFFECT = frozenset(
     {
-        *("runner_resources", "learner_resources", "prefix_sharing", "checkpoint_minutes"),
+        *("runner_resources", "learner_resources", "prefix_sharing"),
         *("health_patience", "min_eos_ratio", "max_token_kl", "max_observer_deficit", "max_role_gap"),
     }
 )

@@ -36,7 +36,6 @@ settings:
   num_epochs: 1
   eval_queries: 4
   eval_every: 2
-  samples_every: 1
   max_response_tokens: 6
   test_queries: 18
 arms:

@@ -48,7 +48,7 @@ def test_a_run_in_storage_that_was_trained_from_python_stays_on_this_machine(
         return self.settings.num_updates
 
     monkeypatch.setattr(Trainer, "train", train)
-    settings = paper_settings(backend="transformers", num_runners=0, num_updates=12, samples_every=100)
+    settings = paper_settings(backend="transformers", num_runners=0, num_updates=12)
     config = CoryConfig().cory(**settings.model_dump())
     run = cory_rllib.train(config, out=f"file://{path}", quiet=True)
     assert home in run.path.parents and run.location == str(run.path) and run.metrics == Run.open(path).metrics

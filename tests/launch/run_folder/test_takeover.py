@@ -50,7 +50,7 @@ def test_taking_a_run_over_ends_the_process_that_trains_it_and_nothing_is_overwr
         return 0
 
     monkeypatch.setattr(Trainer, "train", train)
-    words = ["imdb-tiny", "backend=transformers", "num_runners=0", "checkpoint_every=1", "samples_every=100"]
+    words = ["imdb-tiny", "backend=transformers", "num_runners=0", "checkpoint_every=1"]
     assert main(["train", *words, "--out", f"file://{path}"]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert f"Error: file://{path} was taken over by process " in error and "Resume with" not in error

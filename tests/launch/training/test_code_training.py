@@ -23,7 +23,7 @@ def test_the_code_preset_trains_and_tests_programs(tmp_path: Path) -> None:
         pytest.skip(str(error))
     out = tmp_path / "run"
     words = "backend=transformers num_runners=0 num_updates=1 queries_per_update=2 minibatch_size=8"
-    words += " eval_every=1 eval_queries=2 samples_every=1"
+    words += " eval_every=1 eval_queries=2"
     result = subprocess.run(
         [sys.executable, "-m", "cory_rllib", "train", "code-smollm2", *words.split(), "--out", str(out)],
         capture_output=True,

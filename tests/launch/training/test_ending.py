@@ -99,7 +99,7 @@ def recorded_algorithm(folder: Path) -> Any:
 
 
 def test_a_signal_between_periodic_checkpoints_loses_no_update(tmp_path: Path) -> None:
-    settings = paper_settings(num_updates=12, samples_every=100).model_copy(
+    settings = paper_settings(num_updates=12).model_copy(
         update={"checkpoint_every": SignallingPeriod(10)}
     )
     run = record_test_run(tmp_path / "run", paper_settings(num_updates=12), updates=[0])

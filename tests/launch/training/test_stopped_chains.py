@@ -19,7 +19,7 @@ from tests.launch.conftest import ENVIRONMENT, Cory
 SETTINGS = (
     "imdb-tiny",
     *("backend=transformers", "num_runners=0", "queries_per_update=4", "num_generations=2", "minibatch_size=4"),
-    *("num_epochs=1", "lr=1e-3", "eval_queries=4", "eval_every=1", "samples_every=1", "max_response_tokens=6"),
+    *("num_epochs=1", "lr=1e-3", "eval_queries=4", "eval_every=1", "max_response_tokens=6"),
     *("check_weight_sync=false", "reward=tests.policies.sample_rewards:letters", "test_queries=8"),
     *("stop_when=solved", "stop_in_training=true"),
 )

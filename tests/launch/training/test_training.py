@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 from launch.console.errors import CommandError
 from launch.main import main
 from launch.run_folder.run import Run
-from policies import health
 from tests.forked import run_forked
 from tests.launch.conftest import ENVIRONMENT, Cory, start_cory
 
@@ -28,7 +27,7 @@ SMALL = (
         "num_generations=2",
         "minibatch_size=4",
     ),
-    *("micro_batch_size=4", "num_epochs=1", "eval_queries=4", "eval_every=2", "samples_every=1", "exchange_period=1"),
+    *("micro_batch_size=4", "num_epochs=1", "eval_queries=4", "eval_every=2", "exchange_period=1"),
     *("max_response_tokens=6", "check_weight_sync=false", "reward=my_rewards:brevity"),
 )
 
@@ -73,7 +72,7 @@ def test_a_run_stopped_by_ctrl_c_resumes_and_completes(
 
     samples = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
     assert {sample["update"] for sample in samples if sample["held_out"]} == {0, 3}
-    assert {sample["update"] for sample in samples if not sample["held_out"]} == {1, 2, 3}
+    assert {sample["update"] for sample in samples if not sample["held_out"]} == {2, 3}  # with evaluations
     assert {name.name for name in (run / "checkpoints").iterdir()} >= {"best", "update_000003"}
     assert (run / "curves.png").stat().st_size > 10_000
     assert yaml.safe_load((run / "config.yaml").read_text())["exchange_period"] == 1
@@ -96,26 +95,6 @@ def test_a_run_stopped_by_ctrl_c_resumes_and_completes(
     exported = cory_in_process("export", "run", "--policy", "llm_2", "--out", "llm_2")
     assert exported.returncode == 0 and exported.stdout.startswith("llm_2: llm_2 after update ")
     assert load_file(tmp_path / "llm_2" / "model.safetensors")["transformer.wte.weight"].shape == (4096, 256)
-
-
-def train_strictly(*words: str) -> int:
-    """Trains; any KL is a collapse."""
-    health.PATIENCE, health.MAX_TOKEN_KL = 1, 1e-6
-    return main(["train", *words])
-
-
-@pytest.mark.slow
-def test_stop_on_collapse_saves_the_run_and_exits_with_3(tmp_path: Path) -> None:
-    (tmp_path / "my_rewards.py").write_text(BREVITY)
-    words = (*SMALL, "stop_on_collapse=true", "lr=1e-3", "num_updates=9", "--out", "run")
-    result = run_forked(train_strictly, *words, folder=tmp_path, environment=ENVIRONMENT)
-    assert result.returncode == 3, result.stderr
-    assert "is far from its initial policy" in result.stdout
-    assert "Stopped after update 2 because a policy collapsed (stop_on_collapse)." in result.stdout
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [line["update"] for line in lines] == [0, 1, 2]
-    assert {warning["signature"] for warning in lines[2]["health"]} == {"kl"} and "evaluation" in lines[2]
-    assert (tmp_path / "run" / "checkpoints" / "update_000002").is_dir()
 
 
 @pytest.mark.slow
