@@ -15,6 +15,7 @@ from typing import Annotated, cast
 import typer
 
 from launch.console.cli import Commands
+from launch.console.errors import user_message
 from launch.console.output import STDOUT, prepare_streams
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -51,16 +52,19 @@ def main(argv: list[str] | None = None) -> int:
     atexit.register(gc.freeze)  # otherwise a garbage collection of torch and Ray takes seconds at exit
     prepare_streams()
     try:
-        app(argv, prog_name="cory")
-        code = 0
-    except SystemExit as system_exit:
-        code = cast(int, system_exit.code or 0)
-    try:
+        try:
+            app(argv, prog_name="cory")
+            code = 0
+        except SystemExit as system_exit:
+            code = cast(int, system_exit.code or 0)
         sys.stdout.flush()
     except OSError as error:
+        message = user_message(error)
+        if message is None and not isinstance(error, BrokenPipeError):
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)  # Python flushes it again at exit
-        if isinstance(error, BrokenPipeError):  # as in `cory plan | head`
-            return 1  # as Typer does
-        print(f"Error: The output cannot be written: {error.strerror}.", file=sys.stderr)
+        if message is None:  # as in `cory plan | head`; Typer does the same
+            return 1
+        print(f"Error: {message}", file=sys.stderr)
         return 2
     return code

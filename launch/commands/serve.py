@@ -47,8 +47,8 @@ def serve(
       GET  /v1/models, /health
 
     If the run has feedback between agents (docs/feedback.md), `chain` gets it, and stops by it, only with --feedback:
-    the function then runs in this server, on the responses and on the requests' `columns`. Without --feedback, all roles
-    respond; a chain whose prompts show feedback needs it, while --roles llm_1 serves one policy alone.
+    the function then runs in this server, on the responses and on the requests' `columns`. Without --feedback, all
+    roles respond; a chain whose prompts show feedback needs it, while --roles llm_1 serves one policy alone.
 
     Ctrl-C or SIGTERM stops the server after pending responses are finished, at most 5 s later.
 

@@ -237,7 +237,7 @@ def open_services(folder: Path, settings: Settings, group: str | None = None) ->
 
 
 def end_services() -> None:
-    """Ends the process of Weights & Biases, which is contacted when this process exits otherwise, even if it is dead."""
+    """Ends the process of Weights & Biases. Otherwise it is contacted at exit, even if it is dead."""
     if "wandb" in sys.modules:
         import wandb
 

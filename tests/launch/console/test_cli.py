@@ -58,9 +58,7 @@ def test_out_of_memory_is_one_sentence_with_the_settings_to_lower(capsys: pytest
         (["--out", "caf\udce9"], r"The argument 'caf\udce9' is not text in UTF-8."),
     ],
 )
-def test_invalid_arguments_are_rejected(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_arguments_are_rejected(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", *words]) == 2
     assert message in capsys.readouterr().err
 

@@ -46,7 +46,6 @@ class FakeEngine(TransformersGenerator):
         pass
 
 
-
 @pytest.fixture
 def engine() -> Iterator[FakeEngine]:
     engine = FakeEngine()

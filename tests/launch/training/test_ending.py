@@ -99,9 +99,7 @@ def recorded_algorithm(folder: Path) -> Any:
 
 
 def test_a_signal_between_periodic_checkpoints_loses_no_update(tmp_path: Path) -> None:
-    settings = paper_settings(num_updates=12).model_copy(
-        update={"checkpoint_every": SignallingPeriod(10)}
-    )
+    settings = paper_settings(num_updates=12).model_copy(update={"checkpoint_every": SignallingPeriod(10)})
     run = record_test_run(tmp_path / "run", paper_settings(num_updates=12), updates=[0])
     algo = recorded_algorithm(tmp_path / "other")
     terminal = Terminal(settings, sys.stdout, bar=False)
@@ -135,9 +133,7 @@ def test_aborting_a_renamed_run_does_not_remove_a_new_run_at_its_path(tmp_path: 
     run.unlock()
 
 
-def test_the_summary_has_the_best_update_and_source_changes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_summary_has_the_best_update_and_source_changes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = record_test_run(tmp_path / "run", paper_settings(num_updates=12))
     changes = [{"update": 6, "part": part, "text": "q.jsonl differs"} for part in ("train", "test")]
     Sources({}, None, {}, {}, [], changes).write(run.path)

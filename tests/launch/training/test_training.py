@@ -11,10 +11,8 @@ import yaml
 from safetensors.torch import load_file
 
 from launch.console.errors import CommandError
-from launch.main import main
 from launch.run_folder.run import Run
-from tests.forked import run_forked
-from tests.launch.conftest import ENVIRONMENT, Cory, start_cory
+from tests.launch.conftest import Cory, start_cory
 
 BREVITY = "def brevity(completions):\n    return [-float(len(completion)) for completion in completions]\n"
 SMALL = (
