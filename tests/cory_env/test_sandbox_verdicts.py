@@ -113,10 +113,10 @@ def run_plainly(submission: Submission) -> list[bool]:
 
 
 @pytest.fixture(
-    scope="module", params=[pytest.param(10, id="a tenth"), pytest.param(1, id="all", marks=pytest.mark.slow)]
+    scope="module", params=[pytest.param(4, id="a quarter"), pytest.param(1, id="all", marks=pytest.mark.slow)]
 )
 def programs(request: pytest.FixtureRequest) -> list[Program]:
-    """Every tenth program, as each starts several processes; all of them in the slow tests."""
+    """Every fourth program, as each starts several processes; all of them in the slow tests."""
     return load_all_programs()[:: request.param]
 
 
