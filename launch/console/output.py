@@ -47,11 +47,12 @@ def dup_stdout() -> TextIO:
 
     For commands that continue if their output cannot be written: such output is discarded.
     """
-    if sys.stdout is not sys.__stdout__:
-        return sys.stdout
-    sys.stdout.flush()
+    stdout: TextIO = sys.stdout
+    stdout.flush()
+    if stdout is not sys.__stdout__:
+        return stdout
     output = io.BufferedWriter(_LossyOutput(os.dup(STDOUT), "w"))
-    return io.TextIOWrapper(output, sys.stdout.encoding, "replace", line_buffering=True)
+    return io.TextIOWrapper(output, stdout.encoding, "replace", line_buffering=True)
 
 
 @contextlib.contextmanager
