@@ -1,6 +1,7 @@
 """`cory serve --feedback`: the same chains as `cory generate`, drafts with feedback, columns, and errors."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -166,9 +167,12 @@ def test_missing_or_reserved_columns_and_unknown_models_are_refused(client: Any)
 
 
 def test_failing_feedback_fails_its_request_only(client: Any) -> None:
+    with ThreadPoolExecutor(3) as threads:  # in one batch
+        first, failed, last = [threads.submit(ask, client, letter) for letter in ("e", "!", "q")]
     with pytest.raises(openai.InternalServerError, match="not a letter"):
-        ask(client, "!")
-    assert ask(client).choices[0].message.content
+        failed.result()
+    for letter, future in (("e", first), ("q", last)):
+        assert future.result().choices == ask(client, letter).choices
 
 
 def test_serve_checks_the_function_at_the_start(policies_run: Run, tmp_path: Path, cory_in_process: Cory) -> None:
