@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -51,23 +50,15 @@ def train_locked_run(
         0; 128 + signal number if a signal stopped it.
     """
     terminal = Terminal(settings, output.dup_stdout(), done=done or 0, quiet=quiet, bar=not debug)
-
-    def confirm() -> None:
-        terminal.print("Finishing this update, then saving. Press Ctrl-C again to abort immediately.", True)
-        if interrupts.requested is not None and not debug:
-            print(f"{interrupts.requested.name}: the run stops after this update.", file=sys.stderr)  # in its log
-
-    interrupts = Interrupts(confirm)
+    stopping = "Finishing this update, then saving. Press Ctrl-C again to abort immediately."
+    interrupts = Interrupts(lambda: terminal.print(stopping, True))
     terminal.print(f"Run folder: {run.location}" + (f" (resuming after update {done})" if done is not None else ""))
     terminal.print()
     with interrupts:
         try:
             with _explain_failure(run):
-                with contextlib.ExitStack() as stack:
-                    if not debug:
-                        stack.enter_context(output.redirect_output(run.log))
-                    stack.enter_context(output.forward_warnings(lambda text: terminal.print(text, True)))
-                    stack.enter_context(terminal)
+                log = contextlib.nullcontext() if debug else output.redirect_output(run.log)
+                with log, output.forward_warnings(lambda text: terminal.print(text, True)), terminal:
                     last_update = Trainer(run, settings, terminal, interrupts, debug).train(done, max_failures)
                 return _finish_run(run, settings, terminal, interrupts, last_update)
         except KeyboardInterrupt:
