@@ -18,16 +18,6 @@ if TYPE_CHECKING:
 CHANGEABLE = (*RESUMABLE, *BY_CONTENT)
 
 
-def _print_presets(is_requested: bool) -> None:
-    if is_requested:
-        from policies.settings.files import presets
-
-        width = max(map(len, presets()))
-        for name, description in presets().items():
-            print(f"{name:<{width}}  {description}")
-        raise typer.Exit
-
-
 def train(
     ctx: typer.Context,
     words: Words = None,
@@ -51,9 +41,6 @@ def train(
     ] = 0,
     allow_changes: AllowChanges = False,
     print_config: Annotated[bool, typer.Option("--print-config", help="Print all settings as YAML, and exit.")] = False,
-    presets: Annotated[
-        bool, typer.Option("--presets", callback=_print_presets, is_eager=True, help="List the presets, and exit.")
-    ] = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> int:
