@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import socket
+import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -74,7 +75,8 @@ def quiet_libraries(debug: bool) -> None:
 def ray_session(required: Sequence[Process], debug: bool, retry_seconds: float = 0.0) -> Iterator[None]:
     """Joins the Ray cluster in RAY_ADDRESS (or that of the current Ray job), or starts a local one.
 
-    If this process has joined a cluster already, it is used. A local cluster ends with the context.
+    If this process has joined a cluster already, it is used. A local cluster ends with the context, and its temporary
+    folder is removed, unless `debug` is set.
 
     Args:
         retry_seconds: seconds to wait for Ray to start, and for missing nodes to join the cluster.
@@ -92,9 +94,11 @@ def ray_session(required: Sequence[Process], debug: bool, retry_seconds: float =
                 "address": "local",
                 "num_cpus": max(os.cpu_count() or 1, cpus(required)),
                 "include_dashboard": False,
-                # TMPDIR, which Ray uses otherwise, may be too long for its sockets.
-                "_temp_dir": f"{os.environ.get('RAY_TMPDIR', '/tmp')}/ray",
             }
+            if not debug:  # then Ray keeps its logs
+                parent = os.environ.get("RAY_TMPDIR", "/tmp")  # TMPDIR may be too long for Ray's sockets
+                folder = tempfile.TemporaryDirectory(prefix="cory-", dir=parent, ignore_cleanup_errors=True)
+                options["_temp_dir"] = stack.enter_context(folder)
         if _has_cluster_address() or shadowing_modules():  # otherwise save the second or two of a worker setup
             options["runtime_env"] = {"worker_process_setup_hook": WORKER_SETUP}
         stack.callback(ray.shutdown)

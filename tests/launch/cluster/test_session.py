@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,7 @@ with ray_session(processes(Settings()), debug=False):
 """
 
 LISTENING = """
+import os
 import psutil
 from launch.cluster.session import quiet_libraries, ray_session
 
@@ -54,6 +56,8 @@ with ray_session([], debug=False):
         for connection in process.net_connections("inet"):
             if connection.status == psutil.CONN_LISTEN:
                 print(connection.laddr.ip)
+    assert os.listdir(os.environ["RAY_TMPDIR"])
+assert not os.listdir(os.environ["RAY_TMPDIR"])
 """
 JOINING = """
 from launch.cluster.session import init_ray, quiet_libraries
@@ -110,10 +114,12 @@ def test_ray_may_take_longer_to_start_than_its_own_timeout() -> None:
     assert (result.returncode, result.stdout) == (0, "1 node\n"), result.stderr
 
 
-def test_a_local_ray_listens_on_loopback_only_without_dashboard_and_autoscaler() -> None:
-    result = subprocess.run(
-        [sys.executable, "-c", LISTENING], env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False
-    )
+def test_a_local_ray_listens_on_loopback_only_without_dashboard_and_autoscaler_and_leaves_no_files() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # a short path
+        environment = {**ENVIRONMENT, "RAY_TMPDIR": folder}
+        result = subprocess.run(
+            [sys.executable, "-c", LISTENING], env=environment, capture_output=True, text=True, timeout=300, check=False
+        )
     assert result.returncode == 0, result.stderr
     addresses = [address.removeprefix("::ffff:") for address in result.stdout.split()]
     assert len(addresses) > 3 and set(addresses) <= {"127.0.0.1", "::1"}, addresses
