@@ -73,11 +73,12 @@ class SmallRun:
         """Starts the run, or continues it, and yields its process, which is gone afterwards."""
         resume = (self.folder / "run" / "checkpoints").exists()
         words = ["--resume", "run"] if resume else [*self.words, "--out", "run"]
+        temporary = dict.fromkeys(("TMPDIR", "RAY_TMPDIR"), str(self.temporary))
         with (self.folder / "output.txt").open("ab") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", "cory_rllib", "train", *words],
                 cwd=self.folder,
-                env={**os.environ, "TMPDIR": str(self.temporary), "PYTHONPATH": os.pathsep.join(map(str, _path()))},
+                env={**os.environ, **temporary, "PYTHONPATH": os.pathsep.join(map(str, _path()))},
                 stdout=output,
                 stderr=output,
             )

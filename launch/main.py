@@ -7,7 +7,7 @@ if __name__ == "__main__":  # before imports that a user's `policies.py` could s
 
 import atexit
 import gc
-import signal
+import os
 import sys
 from importlib.metadata import version
 from typing import Annotated, cast
@@ -15,9 +15,8 @@ from typing import Annotated, cast
 import typer
 
 from launch.console.cli import Commands
-from launch.console.output import OutputError, prepare_streams
-
-BROKEN_PIPE = 128 + signal.SIGPIPE
+from launch.console.errors import user_message
+from launch.console.output import STDOUT, prepare_streams
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -48,8 +47,7 @@ def main(argv: list[str] | None = None) -> int:
         argv: the arguments; None: those of the process.
 
     Returns:
-        The command's exit code; 2 if the command is unknown or the output cannot be written; 141 if the output's reader
-        has closed the pipe, as in `cory plan | head`.
+        The command's exit code; 2 if the command is unknown or the output cannot be written.
     """
     atexit.register(gc.freeze)  # otherwise a garbage collection of torch and Ray takes seconds at exit
     prepare_streams()
@@ -60,9 +58,13 @@ def main(argv: list[str] | None = None) -> int:
         except SystemExit as system_exit:
             code = cast(int, system_exit.code or 0)
         sys.stdout.flush()
-    except OutputError as error:
-        if isinstance(error.__cause__, BrokenPipeError):
-            return BROKEN_PIPE
-        print(f"Error: {error}", file=sys.stderr)
+    except OSError as error:
+        message = user_message(error)
+        if message is None and not isinstance(error, BrokenPipeError):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)  # Python flushes it again at exit
+        if message is None:  # as in `cory plan | head`; Typer does the same
+            return 1
+        print(f"Error: {message}", file=sys.stderr)
         return 2
     return code

@@ -13,7 +13,8 @@ def check_gpus(settings: Settings) -> None:
 
     On a cluster, each process checks its own device when it starts.
     """
-    if any(name in os.environ for name in CLUSTER_VARIABLES) or _has_joined_cluster():
+    has_joined = "ray" in sys.modules and sys.modules["ray"].is_initialized()  # maybe a cluster on other machines
+    if has_joined or any(name in os.environ for name in CLUSTER_VARIABLES):
         return
     for name in GPU_SETTINGS:
         if value := getattr(settings, name):
@@ -22,12 +23,3 @@ def check_gpus(settings: Settings) -> None:
             check_cuda(name, value)
     if settings.backend == "vllm":
         check_vllm_build("cuda" if settings.gpus_per_runner else "cpu")
-
-
-def _has_joined_cluster() -> bool:
-    """Whether this process has joined a Ray cluster, possibly on other machines."""
-    if "ray" not in sys.modules:
-        return False
-    import ray
-
-    return bool(ray.is_initialized())

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any
 
 from launch.cluster import session
-from launch.cluster.placement import GB, Node, alive_nodes
+from launch.cluster.placement import GB, Node, alive_nodes, count_noun
 from policies.settings.hardware import devices
 from policies.settings.processes import cpus, processes
 from policies.settings.settings import Settings
@@ -21,16 +19,10 @@ def make_machines(
     return [Node(f"node {n + 1} of {count}", cpus, [1.0] * gpus, memory * GB, gpu_bytes) for n in range(count)]
 
 
-def describe_assumed(specified: Mapping[str, Any]) -> str:
-    """Describes what `make_machines` assumes about each machine; empty if everything is specified."""
-    (machine,) = make_machines(1, **specified)
-    parts = {
-        "cpus": f"{machine.cpus:g} CPUs (--cpus)",
-        "memory": f"{machine.memory / GB:g} GB of memory (--memory)",
-        "gpus": f"{len(machine.gpus)} GPUs (--gpus)",
-        "gpu_memory": f"{machine.gpu_memory / GB:g} GB per GPU (--gpu-memory)" if machine.gpu_memory else "",
-    }
-    return ", ".join(text for name, text in parts.items() if text and name not in specified)
+def describe_machine(machine: Node) -> str:
+    """Describes a machine of `make_machines`."""
+    gpus = f", {count_noun(len(machine.gpus), 'GPU')} of {machine.gpu_memory / GB:g} GB" if machine.gpu_memory else ""
+    return f"{machine.cpus:g} CPUs, {machine.memory / GB:g} GB of memory{gpus}"
 
 
 def this_machine(settings: Settings) -> Node:

@@ -121,12 +121,6 @@ def _place_on_nodes(kind: Process, nodes: Sequence[Node], needs: Sequence[Memory
     return Shortfall(kind, left, sorted({_shortage(node, kind, host, device) for node in nodes})) if left else None
 
 
-def _resources(kind: Process) -> dict[str, float]:
-    """Returns the nonzero resources of each process."""
-    resources = {"CPU": kind.cpus, "GPU": kind.gpus}
-    return {name: amount for name, amount in resources.items() if amount}
-
-
 def _shortage(node: Node, kind: Process, host: float, device: float) -> str:
     """Returns the resources that a node lacks for one more process, as text; empty if it fits.
 
@@ -134,12 +128,9 @@ def _shortage(node: Node, kind: Process, host: float, device: float) -> str:
         host: bytes of host memory per process.
         device: bytes of GPU memory per process.
     """
-    available = {"CPU": node.cpus, "GPU": sum(node.gpus)}
-    missing = [
-        f"{max(available[name], 0.0):g} {name}s"
-        for name, amount in _resources(kind).items()
-        if (not _pick_gpus(node, amount) if name == "GPU" else available[name] < amount - TOLERANCE)
-    ]
+    missing = [f"{max(node.cpus, 0.0):g} CPUs"] if node.cpus < kind.cpus - TOLERANCE else []
+    if kind.gpus and not _pick_gpus(node, kind.gpus):
+        missing.append(f"{sum(node.gpus):g} GPUs")
     if missing:
         return f"{node.name} has {' and '.join(missing)} left"
     share = min(kind.gpus, 1.0)

@@ -3,23 +3,18 @@
 import contextlib
 import logging
 import os
-import shutil
 import socket
-import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
-
-from filelock import FileLock
 
 from cory_env.home import IN_JOB
 from cory_env.shadowing import WORKER_SETUP, shadowing_modules
 from launch.cluster import placement
-from launch.console.errors import CommandError, is_bug
+from launch.console.errors import CommandError
 from launch.console.interrupts import hangup_blocked
 from policies.compat.ray import node_start_timeout, without_dashboard
 from policies.settings.processes import Process, cpus, processes
@@ -42,8 +37,6 @@ START_TIMEOUT = 120.0
 """Seconds for a local Ray node to start."""
 RETRY_INTERVAL = 2.0
 """Seconds between two attempts to start or join Ray."""
-TEMP_PREFIX, ALIVE_LOCK = "cory-", ".alive"
-"""Prefix of temporary folders, and the lock file in each that its process holds."""
 RAY_ADDRESS_WORDS = ("auto", "local")
 """Values of RAY_ADDRESS that are not addresses; Ray handles authentication for them."""
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
@@ -51,20 +44,16 @@ UNCHECKED = "CORY_UNCHECKED"
 """Environment variable for autoscaling clusters: skip the placement check, and wait for nodes."""
 
 
-def set_auth_mode(host: str | None) -> None:
-    """Sets RAY_AUTH_MODE, unless it is set: no authentication for a cluster on this machine, a token for others."""
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled" if host in LOOPBACK_HOSTS else "token")
-
-
 def quiet_libraries(debug: bool) -> None:
-    """Sets the libraries' environment variables, unless the user has set them. Call it before importing them."""
-    if sys.flags.optimize > 1:
-        raise CommandError("Ray requires docstrings. Run Python without -OO and PYTHONOPTIMIZE=2; -O works.")
+    """Sets the libraries' environment variables, unless the user has set them. Call it before importing them.
+
+    A cluster on another machine requires a token.
+    """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # otherwise idle threads slow down other processes
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if not _has_cluster_address():
-        set_auth_mode("127.0.0.1")  # otherwise Ray leaves a token file that breaks other clusters
+        os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # otherwise Ray leaves a token that breaks other clusters
         # With 0, Ray listens on the loopback interface only, and opens no ports to the network.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         # By default, Ray's workers run at niceness 15, starve beside any other load, and time out.
@@ -74,7 +63,7 @@ def quiet_libraries(debug: bool) -> None:
     elif IN_JOB not in os.environ:
         with contextlib.suppress(ValueError):  # an invalid address, which `init_ray` reports
             if (host := _split_address(os.environ["RAY_ADDRESS"]).hostname) not in RAY_ADDRESS_WORDS:
-                set_auth_mode(host)
+                os.environ.setdefault("RAY_AUTH_MODE", "disabled" if host in LOOPBACK_HOSTS else "token")
     if debug:
         return
     for name, value in QUIET_ENV.items():
@@ -87,7 +76,7 @@ def ray_session(required: Sequence[Process], debug: bool, retry_seconds: float =
     """Joins the Ray cluster in RAY_ADDRESS (or that of the current Ray job), or starts a local one.
 
     If this process has joined a cluster already, it is used. A local cluster ends with the context, and its temporary
-    folder with Ray's logs is removed, except after an unexpected error.
+    folder is removed, unless `debug` is set.
 
     Args:
         retry_seconds: seconds to wait for Ray to start, and for missing nodes to join the cluster.
@@ -105,8 +94,11 @@ def ray_session(required: Sequence[Process], debug: bool, retry_seconds: float =
                 "address": "local",
                 "num_cpus": max(os.cpu_count() or 1, cpus(required)),
                 "include_dashboard": False,
-                "_temp_dir": stack.enter_context(_temporary_folder()),
             }
+            if not debug:  # then Ray keeps its logs
+                parent = os.environ.get("RAY_TMPDIR", "/tmp")  # TMPDIR may be too long for Ray's sockets
+                folder = tempfile.TemporaryDirectory(prefix="cory-", dir=parent, ignore_cleanup_errors=True)
+                options["_temp_dir"] = stack.enter_context(folder)
         if _has_cluster_address() or shadowing_modules():  # otherwise save the second or two of a worker setup
             options["runtime_env"] = {"worker_process_setup_hook": WORKER_SETUP}
         stack.callback(ray.shutdown)
@@ -183,55 +175,6 @@ def _check_reachable(address: str) -> None:
 def _split_address(address: str) -> SplitResult:
     """Parses `HOST:PORT` or `ray://HOST:PORT`."""
     return urlsplit(address if "://" in address else f"//{address}")
-
-
-@contextlib.contextmanager
-def _temporary_folder() -> Iterator[str]:
-    """Yields a temporary folder, also for the temporary files of child processes.
-
-    Removes the temporary folders of killed processes.
-    """
-    default_dir = os.environ.get("RAY_TMPDIR", tempfile.gettempdir())
-    # Kept across runs, so that torch compiles only once.
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}")
-    # A socket's path is limited to 107 characters, and Ray's sockets need about 75 below this folder.
-    parent = default_dir if len(default_dir) <= 20 and os.path.isdir(default_dir) else "/tmp"
-    _remove_abandoned(Path(parent))
-    # Hidden until it is locked, so that another process's `_remove_abandoned` does not remove it.
-    hidden = tempfile.mkdtemp(prefix=f".{TEMP_PREFIX}", dir=parent)
-    lock = FileLock(f"{hidden}/{ALIVE_LOCK}", blocking=False, fallback_to_soft=False)
-    with contextlib.suppress(OSError):  # a file system without locks
-        lock.acquire()
-    folder = os.path.join(parent, os.path.basename(hidden)[1:])
-    os.rename(hidden, folder)
-    before = os.environ.get("TMPDIR")
-    os.environ["TMPDIR"] = folder
-    keep = False
-    try:
-        yield folder
-    except Exception as error:
-        keep = is_bug(error)
-        if keep:
-            os.unlink(f"{folder}/{ALIVE_LOCK}")  # so that later runs do not remove the logs
-            error.add_note(f"Ray's logs are in {folder}.")
-        raise
-    finally:
-        if before is None:
-            del os.environ["TMPDIR"]
-        else:
-            os.environ["TMPDIR"] = before
-        if not keep:
-            shutil.rmtree(folder, ignore_errors=True)
-        lock.release()
-
-
-def _remove_abandoned(parent: Path) -> None:
-    """Removes this user's temporary folders whose process has ended, which released its lock."""
-    for lock in parent.glob(f"{TEMP_PREFIX}*/{ALIVE_LOCK}"):
-        with contextlib.suppress(OSError):  # also raised if the lock is held
-            if lock.parent.lstat().st_uid == os.getuid():
-                with FileLock(lock, blocking=False, fallback_to_soft=False):
-                    shutil.rmtree(lock.parent, ignore_errors=True)
 
 
 def check_driver(settings: Settings) -> None:

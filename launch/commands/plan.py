@@ -85,8 +85,8 @@ def plan(
         for (policy_id, name), model in zip(settings.all_models.items(), models, strict=True)
     ):
         print(line)
-    if hypothetical and (assumed := machines.describe_assumed(machine)):
-        print(f"Assumed for each machine: {assumed}.")
+    if hypothetical:
+        print(f"Each machine: {machines.describe_machine(available[0])}.")
     filled, shortfalls = pack(kinds, available, needs)
     print()
     for node in filled:

@@ -18,16 +18,6 @@ if TYPE_CHECKING:
 CHANGEABLE = (*RESUMABLE, *BY_CONTENT)
 
 
-def _print_presets(is_requested: bool) -> None:
-    if is_requested:
-        from policies.settings.files import presets
-
-        width = max(map(len, presets()))
-        for name, description in presets().items():
-            print(f"{name:<{width}}  {description}")
-        raise typer.Exit
-
-
 def train(
     ctx: typer.Context,
     words: Words = None,
@@ -51,9 +41,6 @@ def train(
     ] = 0,
     allow_changes: AllowChanges = False,
     print_config: Annotated[bool, typer.Option("--print-config", help="Print all settings as YAML, and exit.")] = False,
-    presets: Annotated[
-        bool, typer.Option("--presets", callback=_print_presets, is_eager=True, help="List the presets, and exit.")
-    ] = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> int:
@@ -86,12 +73,8 @@ def train(
     if allow_changes and not (resume or continue_):
         raise CommandError("--allow-changes requires --resume or --continue.")
     with contextlib.ExitStack() as stack:
-        run: Run | None = None
-        if resume:
-            run = _open_run(resume, stack)
-            settings = _resume_settings(run, request.pairs)
-        else:
-            settings = request.settings()
+        run = _open_run(resume, stack) if resume else None
+        settings = request.settings() if run is None else _resume_settings(run, request.pairs)
         if print_config:
             print(settings_to_yaml(settings), end="")
             return 0
@@ -102,8 +85,7 @@ def train(
         from launch.training.steps import is_done, print_done, train_run
 
         session.quiet_libraries(debug)
-        if continue_ and out and (run := _find_run(out)):
-            stack.callback(run.unlock)
+        if continue_ and out and (run := _open_run(out, stack, must_exist=False)):
             settings = _merge_resumable(run, settings)
             last_update = run.latest_checkpoint()
             if is_done(run, settings, last_update):  # avoids downloading the checkpoint
@@ -125,25 +107,18 @@ def train(
         return code
 
 
-def _open_run(location: str, stack: contextlib.ExitStack) -> "Run":
-    """Opens and locks a run; `stack` unlocks it."""
-    from launch.run_folder.storage import check_location
-    from launch.run_folder.stored_run import run_type
-
-    check_location(location)
-    run = run_type(location).open(location)
-    stack.callback(run.unlock)
-    return run
-
-
-def _find_run(location: str) -> "Run | None":
-    """Opens the run in a folder or storage; None if there is none with a checkpoint."""
+def _open_run(location: str, stack: contextlib.ExitStack, *, must_exist: bool = True) -> "Run | None":
+    """Opens and locks a run, which `stack` unlocks; None if it has no checkpoint and need not exist."""
     from launch.run_folder.storage import check_location
     from launch.run_folder.stored_run import run_type
 
     check_location(location)
     kind = run_type(location)
-    return kind.open(location) if kind.is_started(location) else None
+    if not (must_exist or kind.is_started(location)):
+        return None
+    run = kind.open(location)
+    stack.callback(run.unlock)
+    return run
 
 
 def _merge_resumable(run: "Run", settings: "Settings") -> "Settings":

@@ -28,8 +28,8 @@ class SettingsArguments(NamedTuple):
         """Checks that the arguments say what to train on."""
         if self.preset is None and not self.files and not {"task", "data"} & parse_overrides(self.pairs).keys():
             raise CommandError(
-                "Name a preset or a file of settings, such as imdb-tiny or mine.yaml, or set task. `cory train "
-                "--presets` lists the presets."
+                "Name a preset or a file of settings, such as imdb-tiny or mine.yaml, or set task. The presets are "
+                f"{', '.join(presets())}."
             )
 
     def settings(self) -> Settings:

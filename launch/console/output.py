@@ -1,4 +1,4 @@
-"""Standard output: redirection into a log, and handling of write errors."""
+"""Standard output: redirection into a log, and output that cannot be written."""
 
 import contextlib
 import io
@@ -14,59 +14,32 @@ from launch.console.errors import OWN_PACKAGES
 STDOUT, STDERR = 1, 2
 
 
-class OutputError(BaseException):
-    """Standard output cannot be written. A BaseException, so that no `except Exception` catches it."""
-
-
-class _Stdout(io.FileIO):
-    """Standard output whose errors are distinguishable from those of other files."""
-
-    def __init__(self, descriptor: int, lossy: bool) -> None:
-        """Wraps a file descriptor.
-
-        Args:
-            lossy: after an error, the command continues. It is reported on standard error, or in the run's log inside
-                `redirect_output`.
-        """
-        super().__init__(descriptor, "w", closefd=lossy)
-        self._lossy = lossy
-
-    def write(self, data: Any, /) -> int:
-        """Raises `OutputError` if data cannot be written, unless the output is lossy. Later output is discarded."""
-        try:
-            return super().write(data)
-        except OSError as error:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
-            if not self._lossy:
-                raise OutputError(f"The output cannot be written: {error.strerror}.") from error
-            message = f"The output cannot be written ({error.strerror}) and is discarded. The command continues."
-            with contextlib.suppress(OSError):
-                os.write(STDERR, f"Warning: {message}\n".encode())
-            return len(data)
-
-
-def _open_stdout(descriptor: int, lossy: bool) -> io.TextIOWrapper:
-    """Opens standard output; characters that its encoding lacks are printed as `?`."""
-    stdout = sys.stdout
-    assert isinstance(stdout, io.TextIOWrapper)
-    stdout.flush()
-    is_unbuffered = stdout.line_buffering or stdout.write_through  # a terminal, or PYTHONUNBUFFERED
-    buffer = io.BufferedWriter(_Stdout(descriptor, lossy))
-    return io.TextIOWrapper(buffer, stdout.encoding, "replace", line_buffering=is_unbuffered)
-
-
 def prepare_streams() -> None:
-    """Prepares the standard streams of a command. Streams of a notebook or a test are not changed.
+    """Prepares the standard streams of a command.
 
-    Closed streams are redirected to /dev/null; otherwise the next opened file would get their descriptors.
+    Closed streams are redirected to /dev/null; otherwise the next opened file would get their descriptors. Characters
+    that the encoding of standard output lacks are printed as `?`.
     """
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:  # the stream was closed when Python started
             os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
             os.set_inheritable(descriptor, True)
             setattr(sys, name, os.fdopen(descriptor, "w" if descriptor else "r", closefd=False))
-    if sys.stdout is sys.__stdout__ and sys.stdout is not None:
-        sys.stdout = sys.__stdout__ = _open_stdout(STDOUT, lossy=False)  # type: ignore[misc]
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
+class _LossyOutput(io.FileIO):
+    def write(self, data: Any, /) -> int:
+        """Writes data. After an error, which is reported once on standard error, all data is discarded."""
+        try:
+            return super().write(data)
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            message = f"The output cannot be written ({error.strerror}) and is discarded. The command continues."
+            with contextlib.suppress(OSError):
+                os.write(STDERR, f"Warning: {message}\n".encode())
+            return len(data)
 
 
 def dup_stdout() -> TextIO:
@@ -74,7 +47,12 @@ def dup_stdout() -> TextIO:
 
     For commands that continue if their output cannot be written: such output is discarded.
     """
-    return _open_stdout(os.dup(STDOUT), lossy=True) if sys.stdout is sys.__stdout__ else sys.stdout
+    stdout: TextIO = sys.stdout
+    stdout.flush()
+    if stdout is not sys.__stdout__:
+        return stdout
+    output = io.BufferedWriter(_LossyOutput(os.dup(STDOUT), "w"))
+    return io.TextIOWrapper(output, stdout.encoding, "replace", line_buffering=True)
 
 
 @contextlib.contextmanager
@@ -105,7 +83,7 @@ def hide_libraries(debug: bool) -> contextlib.AbstractContextManager[None]:
 def _redirect_descriptors(targets: Sequence[int]) -> None:
     for stream in (sys.__stdout__, sys.__stderr__, sys.stdout, sys.stderr):
         if stream is not None:
-            with contextlib.suppress(OSError, OutputError):  # the pipe is closed, or the disk is full
+            with contextlib.suppress(OSError):  # the pipe is closed, or the disk is full
                 stream.flush()
     for target, descriptor in zip(targets, (STDOUT, STDERR), strict=True):
         os.dup2(target, descriptor)

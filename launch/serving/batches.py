@@ -9,10 +9,8 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import partial
 
-from cory_env.episode import ChainEpisode
 from cory_env.rewarding.episodes import compute_awaited
 from cory_env.rewarding.worker import RewardError, RewardWorker
-from cory_env.tasks.turns import SKIPPED
 from launch.serving.protocol import QUERY_ERRORS
 from policies.generation.generator import GenerationError, Generator, Response
 from policies.rollout.chain_generation import ChainRequest, generate_chains
@@ -83,33 +81,18 @@ class BatchRunner:
                 self._generate(jobs)
 
     def _generate(self, jobs: Sequence[Job]) -> None:
-        errors: dict[ChainEpisode, RewardError] = {}
+        compute = None if self._worker is None else partial(compute_awaited, self._worker)
         try:
-            responses = generate_chains(
-                self._generator, [chain for chain, _ in jobs], partial(self._give_feedback, errors)
-            )
+            responses = generate_chains(self._generator, [chain for chain, _ in jobs], compute)
         except BaseException as error:
             if len(jobs) > 1 and not isinstance(error, GenerationError):  # only the chain that caused it may fail
                 for chain, future in jobs:
                     self._generate([(chain.restarted(), future)])
             else:
-                self.healthy = isinstance(error, QUERY_ERRORS)
+                self.healthy = isinstance(error, (*QUERY_ERRORS, RewardError))
                 for _, future in jobs:
                     future.set_exception(error)
             return
         self.healthy = True
         for (chain, future), chain_responses in zip(jobs, responses, strict=True):
-            if (feedback_error := errors.get(chain.episode)) is not None:
-                future.set_exception(feedback_error)
-            else:
-                future.set_result((chain, chain_responses))
-
-    def _give_feedback(self, errors: dict[ChainEpisode, RewardError], episodes: Sequence[ChainEpisode]) -> None:
-        """Gives feedback to one episode at a time, as an error must end only the chain that caused it."""
-        assert self._worker is not None
-        for episode in episodes:
-            try:
-                compute_awaited(self._worker, [episode])
-            except RewardError as error:
-                errors[episode] = error
-                episode.note_feedback([SKIPPED] * (len(episode.responses) - len(episode.feedback)))
+            future.set_result((chain, chain_responses))

@@ -16,7 +16,7 @@ import fastapi
 import uvicorn
 from fastapi import Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
@@ -46,17 +46,11 @@ SHUTDOWN_SECONDS = 5
 logger = logging.getLogger(__name__)
 
 
-def make_app(
-    runner: BatchRunner,
-    models: Mapping[str, TrainedChain],
-    api_key: str | None,
-    unavailable: Mapping[str, str] | None = None,
-) -> FastAPI:
+def make_app(runner: BatchRunner, models: Mapping[str, TrainedChain], api_key: str | None) -> FastAPI:
     """Creates the web application.
 
     Args:
         api_key: key that clients must send; None or empty for no authentication.
-        unavailable: model name to the reason why the model is not served.
     """
     app = FastAPI(openapi_url=None)
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=MAX_BODY_BYTES)
@@ -74,14 +68,11 @@ def make_app(
 
     def find_model(name: str) -> TrainedChain:
         if name not in models:
-            reason = (unavailable or {}).get(name, f"Unknown model `{name}`.")
-            message = f"{reason} This server has: {', '.join(models)}."
+            message = f"Unknown model `{name}`. This server has: {', '.join(models)}."
             raise RequestError(message, status=404, param="model", code="model_not_found")
         return models[name]
 
-    async def respond(
-        http: fastapi.Request, request: ApiRequest, model: TrainedChain, episodes: Sequence[ChainEpisode]
-    ) -> Response:
+    async def respond(request: ApiRequest, model: TrainedChain, episodes: Sequence[ChainEpisode]) -> Response:
         """Responds to a request with one choice per episode."""
         if not all(episode.prompt_ids() for episode in episodes):
             raise RequestError("The prompt is empty.")
@@ -92,23 +83,12 @@ def make_app(
             model.request(episode, temperature=request.temperature, seed=seed, max_tokens=max_tokens)
             for episode in episodes
         ]
-        futures = [asyncio.wrap_future(runner.submit(chain)) for chain in chains]
-        finished = asyncio.gather(*futures)
-        finished.add_done_callback(asyncio.Future.exception)  # nobody else asks for it if the client disconnects
-        disconnection = asyncio.create_task(_wait_for_disconnect(http))
-        try:
-            await asyncio.wait((finished, disconnection), return_when=asyncio.FIRST_COMPLETED)
-            if not finished.done():
-                return Response(status_code=499)  # the client has disconnected
-            result = format_response(request, finished.result(), max_tokens)
-        finally:
-            disconnection.cancel()
-            for future in futures:
-                future.cancel()
+        finished = await asyncio.gather(*(asyncio.wrap_future(runner.submit(chain)) for chain in chains))
+        result = format_response(request, finished, max_tokens)
         if not request.stream:
             return JSONResponse(result)
         events = format_events(result, include_usage=request.stream_options.include_usage)
-        return StreamingResponse(events, headers={"Cache-Control": "no-cache"}, media_type="text/event-stream")
+        return Response("".join(events), media_type="text/event-stream")
 
     router = fastapi.APIRouter(prefix="/v1", dependencies=[Depends(check_key)])
 
@@ -116,17 +96,13 @@ def make_app(
     def health() -> Response:
         return Response(status_code=200 if runner.healthy else 503)
 
-    @router.get("/models/{name}")
-    def get_model(name: str) -> dict[str, Any]:
-        find_model(name)
-        return {"id": name, "object": "model", "created": created, "owned_by": "cory"}
-
     @router.get("/models")
     def list_models() -> dict[str, Any]:
-        return {"object": "list", "data": [get_model(name) for name in models]}
+        data = [{"id": name, "object": "model", "created": created, "owned_by": "cory"} for name in models]
+        return {"object": "list", "data": data}
 
     @router.post("/chat/completions")
-    async def chat(http: fastapi.Request, request: ChatRequest) -> Response:
+    async def chat(request: ChatRequest) -> Response:
         model = find_model(request.model)
         if request.chat_template_kwargs:  # they take precedence over the run's
             model = copy.copy(model)
@@ -134,10 +110,10 @@ def make_app(
         text, history = parse_conversation(request)
         queries = [Query(index, text, request.columns, history) for index in range(request.n)]
         model.check(queries[:1])
-        return await respond(http, request, model, [ChainEpisode(model.chain, query) for query in queries])
+        return await respond(request, model, [ChainEpisode(model.chain, query) for query in queries])
 
     @router.post("/completions")
-    async def complete(http: fastapi.Request, request: CompletionRequest) -> Response:
+    async def complete(request: CompletionRequest) -> Response:
         model = find_model(request.model)
         texts = [text for text in request.prompt for _ in range(request.n)]
         if len(texts) > MAX_CHOICES:
@@ -146,17 +122,12 @@ def make_app(
             raise RequestError("`columns` belong to one query. Send one prompt per request.", param="columns")
         queries = [Query(index, text, request.columns) for index, text in enumerate(texts)]
         if len(model.policy_ids) == 1:
-            return await respond(http, request, model, [Continuation(model.chain, query) for query in queries])
+            return await respond(request, model, [Continuation(model.chain, query) for query in queries])
         model.check(queries[:: request.n])  # a chain needs the query to build its prompts
-        return await respond(http, request, model, [ChainEpisode(model.chain, query) for query in queries])
+        return await respond(request, model, [ChainEpisode(model.chain, query) for query in queries])
 
     app.include_router(router)
     return app
-
-
-async def _wait_for_disconnect(http: fastapi.Request) -> None:
-    while (await http.receive())["type"] != "http.disconnect":
-        pass
 
 
 def _error_response(_: fastapi.Request, error: Exception) -> JSONResponse:

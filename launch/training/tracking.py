@@ -10,7 +10,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from launch.console.credentials import mask_passwords
 from launch.console.errors import CommandError, describe_error
@@ -19,12 +19,10 @@ from launch.run_folder.records import Sample, Update, flatten
 from policies.rollout.role_mapping import RoleMapping
 from policies.settings.settings import Settings
 
-POSITION_PREFIX = "position/"
-SAMPLE_COLUMNS = ("update", "query", "role", "policy", "response", "task_reward")
 logger = logging.getLogger(__name__)
 
 
-class Tracker(Protocol):
+class Tracker:
     """Logs the metrics of every update."""
 
     name: str
@@ -33,15 +31,16 @@ class Tracker(Protocol):
         """Where to look at the run, as a sentence for the user; None: nowhere."""
         return None
 
-    def log(self, update: int, metrics: Mapping[str, float]) -> None:
+    def log(self, update: int, metrics: Mapping[str, Any]) -> None:
         """Logs the metrics of one update."""
+        raise NotImplementedError
 
     def log_samples(self, update: int, samples: Sequence[Sample], held_out: bool) -> None:
         """Logs samples of one update, if supported; called before `log`."""
-        return
 
     def close(self, failed: bool) -> None:
         """Flushes buffers, and marks the run as finished or failed."""
+        raise NotImplementedError
 
 
 class TensorBoard(Tracker):
@@ -55,16 +54,13 @@ class TensorBoard(Tracker):
 
         self._writer = SummaryWriter(str(folder), purge_step=None if after is None else after + 1)
 
-    def log(self, update: int, metrics: Mapping[str, float]) -> None:
-        """Logs the metrics of one update."""
+    def log(self, update: int, metrics: Mapping[str, Any]) -> None:
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, update)
         self._writer.flush()
 
     def close(self, failed: bool) -> None:
-        """Closes the files. Errors of a full disk are ignored here; the run's own files report them."""
-        with contextlib.suppress(OSError):
-            self._writer.close()
+        self._writer.close()
 
 
 class WeightsAndBiases(Tracker):
@@ -74,14 +70,11 @@ class WeightsAndBiases(Tracker):
     """
 
     name = "Weights & Biases"
+    _next_update = 0
+    """Earlier updates are logged already. Weights & Biases checks this itself."""
 
     def __init__(self, folder: Path, settings: Settings, group: str | None = None) -> None:
         """Opens the run, and stores its id in the run's folder."""
-        self._has_group = group is not None
-        self._next_update = 0  # updates before it are logged already; used by trackers that do not check this
-        self._open(folder, settings, group)
-
-    def _open(self, folder: Path, settings: Settings, group: str | None) -> None:
         import wandb
 
         self._library: Any = wandb
@@ -105,35 +98,28 @@ class WeightsAndBiases(Tracker):
             ) from error
 
     def location(self) -> str | None:
-        """The run's address, or how to upload a run that was logged offline."""
         if getattr(self._run, "disabled", False):
             return None
         if self._run.url:
             return f"Weights & Biases: {self._run.url}"
         return f"Weights & Biases, offline. To upload it: wandb sync {shlex.quote(str(Path(self._run.dir).parent))}"
 
-    def log(self, update: int, metrics: Mapping[str, float]) -> None:
-        """Logs the metrics of one update, unless it repeats one after a resume."""
+    def log(self, update: int, metrics: Mapping[str, Any]) -> None:
         if update >= self._next_update:
             self._run.log(dict(metrics), step=update)
 
     def log_samples(self, update: int, samples: Sequence[Sample], held_out: bool) -> None:
-        """Logs samples of one update as a table."""
         rows = [
             [update, sample["query"], response["role"], response["policy"], response["text"], response["task_reward"]]
             for sample in samples
             for response in sample["responses"]
         ]
-        table = self._library.Table(columns=list(SAMPLE_COLUMNS), data=rows)
+        columns = ["update", "query", "role", "policy", "response", "task_reward"]
+        table = self._library.Table(columns=columns, data=rows)
         self.log(update, {"samples/held_out" if held_out else "samples/training": table})
 
     def close(self, failed: bool) -> None:
-        """Finishes the run, and stops its uploading process."""
-        try:
-            self._run.finish(exit_code=int(failed))
-        finally:
-            if not self._has_group:
-                self._library.teardown()  # otherwise wandb contacts a dead process again when this process exits
+        self._run.finish(exit_code=int(failed))
 
 
 class Trackio(WeightsAndBiases):
@@ -145,15 +131,17 @@ class Trackio(WeightsAndBiases):
 
     name = "Trackio"
 
-    def _open(self, folder: Path, settings: Settings, group: str | None) -> None:
+    def __init__(self, folder: Path, settings: Settings, group: str | None = None) -> None:
+        """Opens the run, and stores its name in the run's folder."""
         import trackio
 
         self._library = trackio
+        self._project = os.environ.get("TRACKIO_PROJECT") or "cory"
         file = folder / TRACKIO_ID
         is_resumed = file.exists()
         with contextlib.redirect_stdout(io.StringIO()):  # hide its greeting
             self._run = trackio.init(
-                project=os.environ.get("TRACKIO_PROJECT") or "cory",
+                project=self._project,
                 name=file.read_text(encoding="utf-8") if is_resumed else folder.name,
                 group=group,
                 config=settings.public_dict(),
@@ -164,11 +152,9 @@ class Trackio(WeightsAndBiases):
         self._next_update = self._run._next_step  # Trackio would store the same update twice
 
     def location(self) -> str | None:
-        """The command that shows the run."""
-        return f"Trackio: trackio show --project {shlex.quote(os.environ.get('TRACKIO_PROJECT') or 'cory')}"
+        return f"Trackio: trackio show --project {shlex.quote(self._project)}"
 
     def close(self, failed: bool) -> None:
-        """Waits until all metrics are written."""
         from trackio import context_vars
 
         with contextlib.redirect_stdout(io.StringIO()):
@@ -184,7 +170,7 @@ class Trackers:
     A context manager that closes the trackers, and marks the run as failed after an exception.
     """
 
-    def __init__(self, trackers: Iterable[Tracker]) -> None:
+    def __init__(self, trackers: Iterable[Tracker] = ()) -> None:
         self._trackers = list(trackers)
 
     def __enter__(self) -> Self:
@@ -192,6 +178,7 @@ class Trackers:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(failed=kind is not None)
+        end_services()
 
     def close(self, failed: bool) -> None:
         """Closes all trackers, and marks the run as finished or failed."""
@@ -250,11 +237,12 @@ def open_services(folder: Path, settings: Settings, group: str | None = None) ->
 
 
 def end_services() -> None:
-    """Stops the processes of trackers that were opened with a group."""
+    """Ends the process of Weights & Biases. Otherwise it is contacted at exit, even if it is dead."""
     if "wandb" in sys.modules:
         import wandb
 
-        wandb.teardown()
+        with contextlib.suppress(Exception):
+            wandb.teardown()
 
 
 def flat_metrics(line: Update) -> dict[str, float]:
@@ -268,4 +256,4 @@ def flat_metrics(line: Update) -> dict[str, float]:
     if len(policies) > len(roles):  # several teams; `roles` are the first one's
         mapping = RoleMapping(tuple(roles), tuple(policies)).with_pioneer(next(iter(roles.values())))
         positions = {policy: index for team in mapping.teams() for index, policy in enumerate(team.as_dict().values())}
-    return metrics | {f"{POSITION_PREFIX}{policy}": float(position) for policy, position in positions.items()}
+    return metrics | {f"position/{policy}": float(position) for policy, position in positions.items()}

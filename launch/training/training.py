@@ -2,11 +2,11 @@
 
 import contextlib
 import gc
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from cory_env.tasks import Task
 from launch.cluster import session
@@ -16,14 +16,13 @@ from launch.console.interrupts import Interrupts, hangup_blocked
 from launch.display.terminal import Terminal
 from launch.run_folder import final
 from launch.run_folder.layout import REJECTED_BATCH_FILE
-from launch.run_folder.records import HealthWarning, Sample, Update, to_json
+from launch.run_folder.records import Update, to_json
 from launch.run_folder.run import Run
 from launch.run_folder.sources import Sources, digest_queries
 from launch.run_folder.storage import StorageError, WriterChangedError
-from launch.training.description import describe_run
 from launch.training.saving import CheckpointWriter
 from launch.training.start import is_retryable, lacks_final, latest_valid_checkpoint, starting_policies
-from launch.training.summary import last_answer_note, print_summary
+from launch.training.summary import print_summary
 from launch.training.tracking import Trackers, flat_metrics, open_trackers
 from policies.compat.imports import gc_paused
 from policies.files import atomic_file
@@ -51,24 +50,15 @@ def train_locked_run(
         0; 128 + signal number if a signal stopped it.
     """
     terminal = Terminal(settings, output.dup_stdout(), done=done or 0, quiet=quiet, bar=not debug)
-
-    def confirm() -> None:
-        terminal.print("Finishing this update, then saving. Press Ctrl-C again to abort immediately.", True)
-        if interrupts.requested is not None and not debug:
-            print(f"{interrupts.requested.name}: the run stops after this update.", file=sys.stderr)  # in its log
-
-    interrupts = Interrupts(confirm)
-    terminal.print(describe_run(settings, terminal.arrow))
+    stopping = "Finishing this update, then saving. Press Ctrl-C again to abort immediately."
+    interrupts = Interrupts(lambda: terminal.print(stopping, True))
     terminal.print(f"Run folder: {run.location}" + (f" (resuming after update {done})" if done is not None else ""))
     terminal.print()
     with interrupts:
         try:
             with _explain_failure(run):
-                with contextlib.ExitStack() as stack:
-                    if not debug:
-                        stack.enter_context(output.redirect_output(run.log))
-                    stack.enter_context(output.forward_warnings(lambda text: terminal.print(text, True)))
-                    stack.enter_context(terminal)
+                log = contextlib.nullcontext() if debug else output.redirect_output(run.log)
+                with log, output.forward_warnings(lambda text: terminal.print(text, True)), terminal:
                     last_update = Trainer(run, settings, terminal, interrupts, debug).train(done, max_failures)
                 return _finish_run(run, settings, terminal, interrupts, last_update)
         except KeyboardInterrupt:
@@ -86,7 +76,7 @@ def _finish_run(run: Run, settings: Settings, terminal: Terminal, interrupts: In
     """
     from launch.display.plot import draw_run
 
-    stopped = last_update < settings.num_updates and interrupts.requested is not None
+    stopped = last_update < settings.num_updates
     if stopped:
         terminal.print(f"Stopped. {_how_to_resume(run)}", True)
     else:
@@ -118,16 +108,16 @@ def _explain_failure(run: Run) -> Iterator[None]:
         raise
 
 
+@dataclass
 class Trainer:
     """Trains an algorithm in a run's folder, with retries after retryable failures."""
 
-    def __init__(self, run: Run, settings: Settings, terminal: Terminal, interrupts: Interrupts, debug: bool) -> None:
-        self.run = run
-        self.settings = settings
-        self.terminal = terminal
-        self.interrupts = interrupts
-        self.debug = debug
-        self.trackers = Trackers([])
+    run: Run
+    settings: Settings
+    terminal: Terminal
+    interrupts: Interrupts
+    debug: bool
+    trackers: Trackers = field(default_factory=Trackers)
 
     def train(self, done: int | None, max_failures: int) -> int:
         """Trains with retries; returns the number of completed and saved updates."""
@@ -151,31 +141,35 @@ class Trainer:
             gc.collect()  # free the models of the failed attempt before the next one loads them
 
     def _attempt(self, done: int | None, again: bool) -> int:
-        self.terminal.stage("Starting Ray")
+        """Trains from the checkpoint of update `done`, or from the start, to the end."""
+        settings, run = self.settings, self.run
         with contextlib.ExitStack() as stack:
+            self.terminal.stage("Starting Ray")
             # Lost machines get as much time to return as lost runners.
-            retry_seconds = 2 * self.settings.generation_timeout if again else 0.0
-            stack.enter_context(session.ray_session(processes(self.settings), self.debug, retry_seconds))
+            retry_seconds = 2 * settings.generation_timeout if again else 0.0
+            stack.enter_context(session.ray_session(processes(settings), self.debug, retry_seconds))
             self.interrupts.install()  # Ray replaced the SIGTERM handler
+
             self.terminal.stage("Loading the models")
             with hangup_blocked():  # engines may start processes too
                 algo = self._build(is_new=done is None)
             stack.push(partial(_stop_after_failure, algo))
             self.check_queries(algo.task)
-            latest = self.run.checkpoints.latest()
+            latest = run.checkpoints.latest()
             if done is not None and latest is not None:
                 algo.restore_from_path(str(latest[1].resolve()))
-            self.trackers = stack.enter_context(open_trackers(self.run.path, self.settings, after=done))
+
+            self.trackers = stack.enter_context(open_trackers(run.path, settings, after=done))
             for location in self.trackers.locations():
                 self.terminal.print(location)
-            checkpoints = stack.enter_context(CheckpointWriter(self.run, self.settings.keep_checkpoints, self._warn))
+            checkpoints = stack.enter_context(CheckpointWriter(run, settings.keep_checkpoints, self._warn))
             if done is None:
                 self._evaluate_start(algo, checkpoints)
-            if not lacks_final(self.run, self.settings):  # otherwise it ended while it was evaluated
+            if not lacks_final(run, settings):  # otherwise it ended while it was evaluated
                 self._loop(algo, checkpoints)
-            if lacks_final(self.run, self.settings):
-                assert self.settings.test_queries is not None
-                final.write_final(self.run.final, final.evaluate_final(algo, self.settings.test_queries))
+            if lacks_final(run, settings):
+                assert settings.test_queries is not None
+                final.write_final(run.final, final.evaluate_final(algo, settings.test_queries))
             algo.stop()
             return algo.updates
 
@@ -198,15 +192,10 @@ class Trainer:
     def _evaluate_start(self, algo: "Cory", checkpoints: CheckpointWriter) -> None:
         """Evaluates and saves the untrained policies, as the baseline and the first checkpoint."""
         self.terminal.stage("Evaluating the untrained policies")
-        evaluation = algo.evaluator.evaluate()
-        line = cast(Update, to_json({"update": 0, **evaluation}))
-        self._record_samples(0, algo.evaluator.samples(algo.mapping, HELD_OUT_SAMPLES), held_out=True)
-        self.terminal.update(line)
-        if note := last_answer_note(line, arrow=self.terminal.arrow):
-            self.terminal.print(note)
-        if warnings := algo.health.observe_start(evaluation):
-            line["health"] = cast(list[HealthWarning], warnings)
-        self._record(line)
+        report = {"update": 0, **algo.evaluator.evaluate()}
+        if warnings := algo.health.observe_start(report):
+            report["health"] = warnings
+        self._record(report, algo.evaluator.samples(algo.mapping, HELD_OUT_SAMPLES))
         checkpoints.start(algo)
 
     def _loop(self, algo: "Cory", checkpoints: CheckpointWriter) -> None:
@@ -220,19 +209,11 @@ class Trainer:
         if self.terminal.has_bar:
             self.terminal.stage("Training")
         while algo.updates < settings.num_updates and self.interrupts.requested is None:
-            result = algo.train()["cory"]
-            update, done = algo.updates, algo.updates == settings.num_updates
-            samples = cast(list[Sample], to_json(result["samples"]))
-            line = cast(Update, to_json({key: value for key, value in result.items() if key != "samples"}))
-            if "evaluation" in line:
-                self._record_samples(update, samples, held_out=False)
-            if done:
-                self._record_samples(update, algo.evaluator.samples(algo.mapping, HELD_OUT_SAMPLES), held_out=True)
-            self._record(line)
-            self.terminal.update(line)
-            if "evaluation" in line:
-                self.terminal.samples(samples)
-            is_best = "evaluation" in line and self.run.best_update == update
+            report: dict[str, Any] = algo.train()["cory"]
+            update = algo.updates
+            is_last = update == settings.num_updates
+            self._record(report, algo.evaluator.samples(algo.mapping, HELD_OUT_SAMPLES) if is_last else ())
+            is_best = "evaluation" in report and self.run.best_update == update
             if is_best or update % settings.checkpoint_every == 0:
                 checkpoints.start(algo)
             checkpoints.poll()
@@ -241,18 +222,24 @@ class Trainer:
             checkpoints.start(algo)
         checkpoints.finish()
 
+    def _record(self, report: Mapping[str, Any], held_out: Sequence[object]) -> None:
+        """Records and prints an update: metrics, samples if it was evaluated, and samples of held-out queries."""
+        line, update = cast(dict[str, Any], to_json({**report})), report["update"]
+        samples = line.pop("samples", [])
+        if "evaluation" not in line:
+            samples = []
+        for is_held_out, rows in ((False, samples), (True, cast(list[Any], to_json(held_out)))):
+            for row in rows:
+                self.run.samples_file.append({"update": update, "held_out": is_held_out, **row})
+            if rows:
+                self.trackers.log_samples(update, rows, is_held_out)
+        self.run.record(cast(Update, line))
+        self.trackers.log(update, flat_metrics(cast(Update, line)))
+        self.terminal.update(cast(Update, line))
+        self.terminal.samples(samples)
+
     def _warn(self, text: str) -> None:
         self.terminal.print(text, True)
-
-    def _record(self, line: Update) -> None:
-        self.run.record(line)
-        self.trackers.log(line["update"], flat_metrics(line))
-
-    def _record_samples(self, update: int, samples: Sequence[object], held_out: bool) -> None:
-        rows = cast(list[Sample], to_json(samples))
-        for sample in rows:
-            self.run.samples_file.append({"update": update, "held_out": held_out, **sample})
-        self.trackers.log_samples(update, rows, held_out)
 
 
 def _stop_after_failure(algo: "Cory", kind: type[BaseException] | None, *_: object) -> None:

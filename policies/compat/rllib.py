@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
@@ -37,6 +36,4 @@ class TemporaryLogdir(Trainable):
         if self._storage is not None:
             super()._setup_logdir()
         else:
-            # A command sets TMPDIR to a folder of its own, and removes it at the end. `tempfile` caches an older value.
-            path = os.environ.get("TMPDIR", "")
-            self._logdir = tempfile.mkdtemp(prefix="rllib-", dir=path if os.path.isdir(path) else None)
+            self._logdir = tempfile.mkdtemp(prefix="rllib-")

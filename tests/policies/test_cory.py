@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import tempfile
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -26,13 +28,29 @@ from policies.rollout.prompt_sampling import PromptRef, sample_prompts
 from policies.rollout.role_mapping import RoleMapping
 from policies.sync_check import perturb
 from tests.paper import PAPER
-from tests.policies.conftest import MakeCory
+from tests.policies.conftest import TINY, MakeCory
+
+
+class Trained(NamedTuple):
+    """An algorithm and its reports."""
+
+    algorithm: Cory
+    reports: list[dict[str, Any]]
 
 
 @pytest.fixture(params=["full", pytest.param("lora", marks=pytest.mark.slow)])
 def make_either(make_cory: MakeCory, request: pytest.FixtureRequest) -> MakeCory:
     """Builds algorithms with full weights or adapters."""
     return partial(make_cory, weights=request.param)
+
+
+@pytest.fixture(scope="module", params=["full", pytest.param("lora", marks=pytest.mark.slow)])
+def trained(ray_session: None, request: pytest.FixtureRequest) -> Iterator[Trained]:
+    """An algorithm after two updates, whose tests leave its weights and roles as they are."""
+    settings = {**TINY, "weights": request.param, "exchange_period": None, "eval_every": 1}
+    algorithm = CoryConfig().cory(**settings).build_algo()
+    yield Trained(algorithm, [algorithm.train()["cory"] for _ in range(2)])
+    algorithm.stop()
 
 
 def learner_state(algorithm: Cory) -> dict[str, Any]:
@@ -61,14 +79,59 @@ def assert_same_learner(a: dict[str, Any], b: dict[str, Any]) -> None:
             np.testing.assert_array_equal(left[name], right[name], err_msg=f"{component}{name}")
 
 
-def test_a_role_exchange_changes_neither_weights_nor_adams_moments(make_either: MakeCory) -> None:
-    algorithm = make_either(exchange_period=None)
-    algorithm.train()
+def test_a_role_exchange_changes_neither_weights_nor_adams_moments(trained: Trained) -> None:
+    algorithm = trained.algorithm
     before = learner_state(algorithm)
     assert any(np.abs(x).max() > 0 for name, x in flatten(before["optimizer"]).items() if "exp_avg" in name)
     algorithm.exchange_roles()
     assert_same_learner(before, learner_state(algorithm))
     assert algorithm.mapping.as_dict() == {"pioneer": "llm_2", "observer": "llm_1"}
+    algorithm.exchange_roles()
+
+
+def test_sampler_and_learner_agree_on_log_probabilities_in_fp32(trained: Trained) -> None:
+    for report in trained.reports:
+        assert report["logprob_diff_max"] < 1e-4
+        assert report["weight_version_lag"] == 0
+
+
+def test_all_reported_metrics_are_documented(trained: Trained, make_cory: MakeCory) -> None:
+    without_critic = {"advantage": "rloo", "num_generations": 2, "queries_per_update": 4, "eval_every": 1}
+    for report in (trained.reports[0], make_cory(**without_critic).train()["cory"]):
+        assert report.keys() == Report.__annotations__.keys()
+        assert report["seconds"].keys() == PHASE_DOCS.keys()
+        all_metrics = [*report["policy"].values(), *report["role"].values(), *report["evaluation"].values()]
+        for metrics in (*all_metrics, report["last_response"]):
+            assert metrics.keys() <= METRIC_DOCS.keys()
+
+
+def test_runner_weights_equal_learner_weights_after_sync(trained: Trained) -> None:
+    state = learner_state(trained.algorithm)["rl_module"]
+    for policy_id, model in trained.algorithm.env_runner_group.local_env_runner.generator.models.items():
+        parameters = dict(model.named_parameters())
+        lm_state = state[policy_id]
+        weights = {name.removeprefix("lm."): array for name, array in lm_state.items() if name.startswith("lm.")}
+        assert weights
+        for name, array in weights.items():
+            np.testing.assert_array_equal(parameters[name].numpy(), array)
+
+
+def test_an_engine_with_other_weights_than_sent_stops_the_run(trained: Trained) -> None:
+    algorithm, runners = trained.algorithm, trained.algorithm.runners
+    runners.sync_weights(4)
+    with pytest.raises(WeightSyncError, match="llm_1: version 4"):
+        runners.check_loaded("llm_1", [LoadedWeights(4, checksum(perturb(algorithm.weights("llm_1"), seed=0)))])
+    with pytest.raises(WeightSyncError, match="llm_2: version 4"):
+        runners.check_loaded("llm_2", [LoadedWeights(3, checksum(algorithm.weights("llm_2")))])
+    with pytest.raises(WeightSyncError, match=r"llm_1: 2 of the engine's weights were not updated, such as bias"):
+        runners.check_loaded("llm_1", [LoadedWeights(4, checksum(algorithm.weights("llm_1")), ("bias", "head"))])
+
+
+def test_collective_rewards_reach_the_learner(make_cory: MakeCory) -> None:
+    report = make_cory(partner_reward=-0.5).train()["cory"]
+    pioneer, observer = (report["role"][role]["task_reward"] for role in ("pioneer", "observer"))
+    credited = report["policy"][report["roles"]["pioneer"]]["credited_reward"]
+    assert credited == pytest.approx(pioneer - 0.5 * observer, abs=1e-5) and observer != 0
 
 
 def test_roles_rotate_every_exchange_period_and_reports_have_their_updates_roles(make_cory: MakeCory) -> None:
@@ -100,25 +163,11 @@ def test_roles_rotate_every_exchange_period_and_reports_have_their_updates_roles
 
 def test_the_log_folder_is_in_the_temporary_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert hasattr(Trainable, "_setup_logdir")  # which `Cory` overrides
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     algorithm = Cory.__new__(Cory)
     algorithm._storage = None
     algorithm._setup_logdir()
     assert [Path(algorithm.logdir)] == list(tmp_path.iterdir())
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
-    algorithm._setup_logdir()
-    assert Path(algorithm.logdir).is_dir()
-    Path(algorithm.logdir).rmdir()
-
-
-def test_all_reported_metrics_are_documented(make_cory: MakeCory) -> None:
-    for settings in ({}, {"advantage": "rloo", "num_generations": 2, "queries_per_update": 4}):
-        report = make_cory(eval_every=1, **settings).train()["cory"]
-        assert report.keys() == Report.__annotations__.keys()
-        assert report["seconds"].keys() == PHASE_DOCS.keys()
-        all_metrics = [*report["policy"].values(), *report["role"].values(), *report["evaluation"].values()]
-        for metrics in (*all_metrics, report["last_response"]):
-            assert metrics.keys() <= METRIC_DOCS.keys()
 
 
 def test_resuming_is_exact(make_either: MakeCory, tmp_path: Path) -> None:
@@ -188,40 +237,6 @@ def test_a_pioneer_is_evaluated_as_if_alone_and_samples_of_a_query_differ(make_c
         np.testing.assert_allclose(chain_metrics["pioneer"][name], column, rtol=1e-5, atol=1e-6)
 
 
-def test_runner_weights_equal_learner_weights_after_sync(make_either: MakeCory) -> None:
-    algorithm = make_either()
-    algorithm.train()
-    algorithm.train()
-    state = learner_state(algorithm)["rl_module"]
-    for policy_id, model in algorithm.env_runner_group.local_env_runner.generator.models.items():
-        parameters = dict(model.named_parameters())
-        lm_state = state[policy_id]
-        weights = {name.removeprefix("lm."): array for name, array in lm_state.items() if name.startswith("lm.")}
-        assert weights
-        for name, array in weights.items():
-            np.testing.assert_array_equal(parameters[name].numpy(), array)
-
-
-def test_an_engine_with_other_weights_than_sent_stops_the_run(make_cory: MakeCory) -> None:
-    algorithm = make_cory()
-    runners = algorithm.runners
-    runners.sync_weights(4)
-    with pytest.raises(WeightSyncError, match="llm_1: version 4"):
-        runners.check_loaded("llm_1", [LoadedWeights(4, checksum(perturb(algorithm.weights("llm_1"), seed=0)))])
-    with pytest.raises(WeightSyncError, match="llm_2: version 4"):
-        runners.check_loaded("llm_2", [LoadedWeights(3, checksum(algorithm.weights("llm_2")))])
-    with pytest.raises(WeightSyncError, match=r"llm_1: 2 of the engine's weights were not updated, such as bias"):
-        runners.check_loaded("llm_1", [LoadedWeights(4, checksum(algorithm.weights("llm_1")), ("bias", "head"))])
-
-
-def test_sampler_and_learner_agree_on_log_probabilities_in_fp32(make_cory: MakeCory) -> None:
-    algorithm = make_cory()
-    for _ in range(2):
-        report = algorithm.train()["cory"]
-        assert report["logprob_diff_max"] < 1e-4
-        assert report["weight_version_lag"] == 0
-
-
 def test_one_agent_is_single_agent_ppo(make_cory: MakeCory) -> None:
     report = make_cory(num_agents=1, exchange_period=1).train()["cory"]
     assert report["roles"] == {"pioneer": "llm_1"} and not report["exchanged"] and report["exchanges"] == 0
@@ -244,15 +259,6 @@ def test_policies_start_from_the_same_model_with_zero_kl(make_either: MakeCory) 
     assert held_out["llm_1"] == held_out["llm_2"]
     assert held_out["mean"]["kl"] == pytest.approx(0.0, abs=1e-6)
     assert checksum(algorithm.weights("llm_1")) == checksum(algorithm.weights("llm_2"))
-
-
-def test_collective_rewards_reach_the_learner(make_cory: MakeCory) -> None:
-    for alpha in (1.0, 0.0, -1.0):
-        algorithm = make_cory(partner_reward=alpha)
-        report = algorithm.train()["cory"]
-        pioneer, observer = (report["role"][role]["task_reward"] for role in ("pioneer", "observer"))
-        credited = report["policy"][report["roles"]["pioneer"]]["credited_reward"]
-        assert credited == pytest.approx(pioneer + alpha * observer, abs=1e-5)
 
 
 def test_an_invalid_credit_scheme_is_rejected_before_anything_starts(make_cory: MakeCory) -> None:

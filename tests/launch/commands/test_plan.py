@@ -321,14 +321,14 @@ def test_the_plan_names_the_model_family(capsys: pytest.CaptureFixture[str]) -> 
     assert "model family gpt2: sdpa attention; LoRA on c_attn, c_fc, c_proj" in capsys.readouterr().out
 
 
-def test_a_gpu_that_is_asked_about_is_used_and_assumptions_are_stated(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_gpu_that_is_asked_about_is_used_and_the_machine_is_described(capsys: pytest.CaptureFixture[str]) -> None:
     assert plan(["imdb-tiny"], nodes=1, gpus=1, gpu_memory=80, cpus=16) == 0
     output = capsys.readouterr().out
     assert re.search(r"^1 driver +0 +1 .* of a GPU", output, re.MULTILINE)
-    assert "Assumed for each machine: 1000 GB of memory (--memory).\n" in output and "No process uses" not in output
+    assert "Each machine: 16 CPUs, 1000 GB of memory, 1 GPU of 80 GB.\n" in output and "No process uses" not in output
     assert plan(["imdb-tiny"], nodes=2, gpus=1, gpu_memory=80, cpus=16, memory=100) == 0
     output = capsys.readouterr().out  # on a cluster, a run would not use them
-    assert "No process uses a GPU, as gpus_per_learner and gpus_per_runner are 0" in output and "Assumed" not in output
+    assert "No process uses a GPU, as gpus_per_learner and gpus_per_runner are 0" in output
     assert plan(["imdb-tiny"], gpus=0, cpus=16, memory=100) == 0
     assert "No process uses" not in capsys.readouterr().out
 

@@ -1,10 +1,11 @@
 """Checks of `--resume` and `--continue` before training starts."""
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from launch.commands.train import _find_run, _merge_resumable, _resume_settings
+from launch.commands.train import _merge_resumable, _open_run, _resume_settings
 from launch.console.configuration import settings_to_yaml
 from launch.console.errors import CommandError
 from launch.main import main
@@ -124,12 +125,13 @@ def test_a_damaged_line_of_the_metrics_is_reported(run: Run) -> None:
 
 
 def test_continue_reopens_a_run_if_only_resumable_settings_changed(run: Run, tmp_path: Path) -> None:
-    existing_run = _find_run(str(run.path))
-    assert existing_run is not None
-    longer = _merge_resumable(existing_run, SETTINGS.model_copy(update={"num_updates": 20}))
-    assert (longer.num_updates, existing_run.latest_checkpoint()) == (20, 6)
-    with pytest.raises(CommandError, match="is a run with lr="):
-        _merge_resumable(existing_run, SETTINGS.model_copy(update={"lr": 0.5}))
-    assert _find_run(str(tmp_path / "new")) is None
-    record_test_run(tmp_path / "unsaved", SETTINGS, updates=[0]).unlock()
-    assert _find_run(str(tmp_path / "unsaved")) is None
+    with ExitStack() as stack:
+        existing_run = _open_run(str(run.path), stack, must_exist=False)
+        assert existing_run is not None
+        longer = _merge_resumable(existing_run, SETTINGS.model_copy(update={"num_updates": 20}))
+        assert (longer.num_updates, existing_run.latest_checkpoint()) == (20, 6)
+        with pytest.raises(CommandError, match="is a run with lr="):
+            _merge_resumable(existing_run, SETTINGS.model_copy(update={"lr": 0.5}))
+        assert _open_run(str(tmp_path / "new"), stack, must_exist=False) is None
+        record_test_run(tmp_path / "unsaved", SETTINGS, updates=[0]).unlock()
+        assert _open_run(str(tmp_path / "unsaved"), stack, must_exist=False) is None

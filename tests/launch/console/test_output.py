@@ -32,6 +32,7 @@ def test_in_a_notebook_progress_is_shown_and_library_output_is_logged(
     assert sorted((tmp_path / "log.txt").read_text().splitlines()) == ["a library", "a warning", "its C++"]
 
 
+ADVICE = "Free disk space, correct the permissions, or use another folder."
 RUN = """
 import sys
 from pathlib import Path
@@ -70,22 +71,17 @@ def test_a_run_continues_if_its_output_cannot_be_written_and_warns_once(
     assert errors_too or result.stderr == "saved\n"
 
 
-@pytest.mark.parametrize("buffered", [False, True])
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
         ("plan --help >&-", 0, ""),
-        ("plan --help > /dev/full", 2, "Error: The output cannot be written: No space left on device.\n"),
-        ("plan --help 1< /dev/null", 2, "Error: The output cannot be written: Bad file descriptor.\n"),
-        ("plan --help | true; exit ${PIPESTATUS[0]}", 141, ""),
+        ("plan --help > /dev/full", 2, f"Error: The output: No space left on device. {ADVICE}\n"),
+        ("plan --help | true; exit ${PIPESTATUS[0]}", 1, ""),
     ],
 )
-def test_unwritable_output_ends_a_command_with_one_sentence(
-    words: str, code: int, message: str, buffered: bool
-) -> None:
-    environment = {**ENVIRONMENT, "PYTHONUNBUFFERED": "" if buffered else "1"}
+def test_unwritable_output_ends_a_command_with_one_sentence(words: str, code: int, message: str) -> None:
     command = ["bash", "-c", f"{sys.executable} -m cory_rllib {words}"]
-    result = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, timeout=60)
+    result = subprocess.run(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True, timeout=60)
     assert (result.returncode, result.stderr) == (code, message)
 
 

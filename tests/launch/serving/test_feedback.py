@@ -1,6 +1,7 @@
 """`cory serve --feedback`: the same chains as `cory generate`, drafts with feedback, columns, and errors."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def serve(run: Run, policy_ids: tuple[str, ...]) -> Iterator[Any]:
     models["chain"] = make_model(trained, *policy_ids, feedback=True)
     generator = load_generator(trained, tuple(dict.fromkeys(policy_ids)), "transformers", 8)
     runner = BatchRunner(generator, models["chain"].worker, 8)
-    with running_server(runner, models, {"other": "The model is not served today."}) as running_client:
+    with running_server(runner, models) as running_client:
         yield running_client
 
 
@@ -151,22 +152,25 @@ def test_an_accepted_draft_obeys_the_limit_of_tokens_and_stop_texts(client: Any,
     assert (choice.message.content, choice.finish_reason) == (text[: text.index(stop)], "stop")
 
 
-def test_missing_or_reserved_columns_and_unavailable_models_are_refused(client: Any) -> None:
+def test_missing_or_reserved_columns_and_unknown_models_are_refused(client: Any) -> None:
     with pytest.raises(openai.BadRequestError, match=r"requires the column letter, which query 'This movie' lacks"):
         ask(client, None)
     with pytest.raises(openai.BadRequestError, match="columns: role is reserved and cannot be a column"):
         ask(client, extra_body={"columns": {"role": "x"}})
     with pytest.raises(openai.BadRequestError, match="Send one prompt per request"):
         client.completions.create(model="chain", prompt=[QUERY, QUERY], extra_body={"columns": {"letter": "e"}})
-    with pytest.raises(openai.NotFoundError, match=r"The model is not served today\. This server has: llm_1"):
+    with pytest.raises(openai.NotFoundError, match=r"Unknown model `other`\. This server has: llm_1"):
         ask(client, model="other")
     assert ask(client, None, model="llm_1").choices[0].message.content
 
 
 def test_failing_feedback_fails_its_request_only(client: Any) -> None:
+    with ThreadPoolExecutor(3) as threads:  # in one batch
+        first, failed, last = [threads.submit(ask, client, letter) for letter in ("e", "!", "q")]
     with pytest.raises(openai.InternalServerError, match="not a letter"):
-        ask(client, "!")
-    assert ask(client).choices[0].message.content
+        failed.result()
+    for letter, future in (("e", first), ("q", last)):
+        assert future.result().choices == ask(client, letter).choices
 
 
 def test_serve_checks_the_function_at_the_start(policies_run: Run, tmp_path: Path, cory_in_process: Cory) -> None:
@@ -176,3 +180,8 @@ def test_serve_checks_the_function_at_the_start(policies_run: Run, tmp_path: Pat
     words = ("serve", str(broken.path), "--feedback", "--port", "0", "--backend", "transformers")
     result = cory_in_process(*words)
     assert result.returncode == 2 and "has no function 'nothing'" in result.stderr
+
+
+def test_a_chain_whose_prompts_show_feedback_is_served_with_feedback_only(run: Run, cory_in_process: Cory) -> None:
+    result = cory_in_process("serve", str(run.path), "--port", "0", "--backend", "transformers")
+    assert result.returncode == 2 and "cannot answer without it. Use one policy alone (--roles llm_1)" in result.stderr

@@ -17,7 +17,7 @@ from launch.run_folder.sources import Sources
 from launch.run_folder.stored_run import StoredRun
 from launch.training import training
 from launch.training.saving import CheckpointWriter
-from launch.training.summary import last_answer_note, print_summary
+from launch.training.summary import print_summary
 from policies.files import MissingFolderError
 from tests.forked import run_forked
 from tests.launch.conftest import ENVIRONMENT, record_test_run
@@ -126,22 +126,19 @@ def test_the_summary_has_samples_the_best_update_and_source_changes(
     run = record_test_run(tmp_path / "run", paper_settings(num_updates=12))
     changes = [{"update": 6, "part": part, "text": "q.jsonl differs"} for part in ("train", "test")]
     Sources({}, None, {}, {}, [], changes).write(run.path)
-    for update, text in ((0, "before"), (12, "after")):
-        response = {"role": "pioneer", "policy": "llm_1", "text": text, "task_reward": 1.0}
-        run.samples_file.append({"update": update, "held_out": True, "query": "Is it", "responses": [response]})
     print_summary(run, paper_settings(num_updates=12), Terminal(paper_settings(num_updates=12), sys.stdout, bar=False))
     output = capsys.readouterr().out
     assert output.count("Warning: Metrics before and after update 6 are not comparable. q.jsonl differs.") == 1
-    assert "before" in output and "after" in output and "from update " in output
+    assert "from update " in output
 
 
-def evaluated(update: int, combined: float, last: dict[str, float | None]) -> Update:
+def evaluated(update: int, combined: float) -> Update:
     metrics: dict[str, float | None] = {"task_reward": combined, "kl": 0.0, "combined_reward": combined}
     metrics |= {"response_length": 4.0, "eos_rate": 1.0}
     return {
         "update": update,
         "evaluation": {"llm_1": metrics, "llm_2": metrics, "mean": metrics},
-        "last_response": {**metrics, **last},
+        "last_response": metrics,
     }
 
 
@@ -152,18 +149,7 @@ def test_the_summary_says_that_no_evaluation_beat_the_untrained_policies(
     run = Run.create(tmp_path / "run")
     run.write_settings(paper_settings(num_updates=12), "cory train")
     for update, combined in ((0, before), (12, after)):
-        run.metrics_file.append(evaluated(update, combined, {}))
+        run.metrics_file.append(evaluated(update, combined))
     print_summary(run, paper_settings(), Terminal(paper_settings(), sys.stdout, quiet=True, bar=False))
     output = capsys.readouterr().out
     assert ("No evaluation beat update 0 (select_by=bare), so `best` has the weights" in output) == is_untrained
-
-
-def test_the_summary_explains_the_kl_of_the_last_answer_if_it_was_measured() -> None:
-    first = evaluated(0, 0.5, {"bare_kl": 12.17, "in_chain_kl": 0.0})
-    last = evaluated(12, 0.5, {"bare_kl": 14.2, "in_chain_kl": 3.1})
-    note = last_answer_note(first, last, arrow=">")
-    assert note is not None and note.startswith("KL of the last answer: to the base model given the query alone")
-    assert note.endswith("Given the same prompt: 0.00 > 3.10.")
-    not_measured = evaluated(0, 0.5, {"bare_kl": None, "in_chain_kl": None})  # kl_coef=0
-    single = Update(update=0, evaluation=first["evaluation"])  # num_agents=1
-    assert last_answer_note(not_measured, arrow=">") is last_answer_note(single, arrow=">") is None

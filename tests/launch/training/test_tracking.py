@@ -32,61 +32,39 @@ for text, failed in zip(sys.stdin, (True, False)):  # a run that failed, and was
 """
 
 
-def test_wandb_logs_a_run_offline_under_one_id(tmp_path: Path) -> None:
+def test_wandb_logs_a_run_offline_under_one_id_with_its_environment_variables(tmp_path: Path) -> None:
     run = record_test_run(tmp_path / "here", paper_settings(num_updates=12), updates=range(3))
+    variables = {"PROJECT": "theirs", "NAME": "mine", "ENTITY": "team", "RUN_GROUP": "seeds", "JOB_TYPE": "train"}
+    variables |= {"TAGS": "one,two", "NOTES": "why", "RUN_ID": "another", "DIR": str(tmp_path / "wandb-dir")}
+    (tmp_path / "wandb-dir").mkdir()
+    environment = {f"WANDB_{key}": value for key, value in {**variables, "MODE": "offline"}.items()}
     result = subprocess.run(
         [sys.executable, "-c", OFFLINE, str(run.path)],
-        env={**ENVIRONMENT, "WANDB_MODE": "offline", "HOME": str(tmp_path)},
+        env={**ENVIRONMENT, **environment, "HOME": str(tmp_path)},
         input="".join(json.dumps(line) + "\n" for line in run.metrics[1:]),
         capture_output=True,
         text=True,
         timeout=150,
     )
     assert result.returncode == 0, result.stderr
-    name = (run.path / "wandb.id").read_text()
-    files = sorted((run.path / "wandb").glob(f"offline-run-*-{name}/run-{name}.wandb"))
+    name = (run.path / "wandb.id").read_text()  # not WANDB_RUN_ID
+    files = sorted((tmp_path / "wandb-dir" / "wandb").glob(f"offline-run-*-{name}/run-{name}.wandb"))
     assert len(files) == 2
     assert re.findall("wandb sync (.*)", result.stdout) == [str(file.parent) for file in files]
     for update, file in enumerate(files, start=1):
         kl = run.metrics[update]["policy"]["llm_1"]["kl"]
         assert re.search(rb"policy/llm_1/kl\W{1,3}" + re.escape(str(kl).encode()), file.read_bytes())
-        assert exit_code_in(file) == (1 if update == 1 else 0)
+        assert record_in(file, "exit").exit.exit_code == (1 if update == 1 else 0)
         assert b'"lambda"' in file.read_bytes() and b"pickled" not in file.read_bytes()  # only the reward's name
         (table,) = (file.parent / "files" / "media" / "table" / "samples").glob("held_out*.table.json")
         content = json.loads(table.read_text())
         assert content["columns"] == ["update", "query", "role", "policy", "response", "task_reward"]
         assert content["data"] == [[update, "This film", "pioneer", "llm_2", "is a wonder", 0.5]]
-
-
-def test_wandb_environment_variables_apply_except_the_run_id(tmp_path: Path) -> None:
-    run = record_test_run(tmp_path / "here", paper_settings(num_updates=12), updates=range(2))
-    variables = {"PROJECT": "theirs", "NAME": "mine", "ENTITY": "team", "RUN_GROUP": "seeds", "JOB_TYPE": "train"}
-    variables |= {"TAGS": "one,two", "NOTES": "why", "RUN_ID": "another", "DIR": str(tmp_path / "wandb-dir")}
-    (tmp_path / "wandb-dir").mkdir()
-    result = subprocess.run(
-        [sys.executable, "-c", OFFLINE, str(run.path)],
-        env={**ENVIRONMENT, **{f"WANDB_{key}": value for key, value in variables.items()}, "WANDB_MODE": "offline"},
-        input=json.dumps(run.metrics[1]) + "\n",
-        capture_output=True,
-        text=True,
-        timeout=150,
-    )
-    assert result.returncode == 0, result.stderr
-    name = (run.path / "wandb.id").read_text()
-    (file,) = (tmp_path / "wandb-dir" / "wandb").glob(f"offline-run-*-{name}/run-{name}.wandb")
-    wandb_run = record_in(file, "run").run
-    assert (wandb_run.project, wandb_run.display_name, wandb_run.entity) == ("theirs", "mine", "team")
-    assert wandb_run.run_id == name
-    assert (wandb_run.run_group, wandb_run.job_type, list(wandb_run.tags), wandb_run.notes) == (
-        "seeds",
-        "train",
-        ["one", "two"],
-        "why",
-    )
-
-
-def exit_code_in(file: Path) -> int:
-    return int(record_in(file, "exit").exit.exit_code)
+        wandb_run = record_in(file, "run").run
+        assert (wandb_run.project, wandb_run.display_name, wandb_run.entity) == ("theirs", "mine", "team")
+        assert wandb_run.run_id == name
+        details = (wandb_run.run_group, wandb_run.job_type, list(wandb_run.tags), wandb_run.notes)
+        assert details == ("seeds", "train", ["one", "two"], "why")
 
 
 def record_in(file: Path, kind: str) -> Any:

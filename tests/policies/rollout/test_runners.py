@@ -58,19 +58,14 @@ def test_responses_are_the_same_if_runners_are_killed_or_have_other_weights(
     settings["data"] = str(data)
     reference = make_cory(num_runners=reference_runners, backend=backend, **settings)
     faulty = make_cory(num_runners=runners, backend=backend, **settings, **transfer)
-    expected = [reference.train()["cory"] for _ in range(4)]
+    expected = [reference.train()["cory"] for _ in range(2)]
+    flag.touch()  # a runner kills itself during its first rollout
     reports = [faulty.train()["cory"]]
-    flag.touch()  # a runner kills itself during its second rollout
-    reports.append(faulty.train()["cory"])
     assert not flag.exists()
-    for runner in faulty.runners.manager.actors().values():
-        ray.kill(runner, no_restart=False)
-    reports.append(faulty.train()["cory"])
-    faulty.runners._send_to([])  # with no healthy runner, nothing is sent
     weights = perturb(faulty.weights("llm_1"), seed=0)
     faulty.runners.call_one("load_weights", policy_id="llm_1", weights=weights, version=99)  # it then fails to generate
     reports.append(faulty.train()["cory"])
-    assert faulty.updates == 4
+    assert faulty.updates == 2
     for one, other in zip(expected, reports, strict=True):
         assert response_texts(one) == response_texts(other)
         assert one["roles"] == other["roles"]
