@@ -120,20 +120,20 @@ class RemoteClass(type):
         if type.__instancecheck__(cls, instance):
             return True
         return isinstance(instance, RemoteObject) and bool(
-            cls.__remote__.connection.request("operate", cls, "__instancecheck__", instance)
+            cls.__remote__.connection.request("__instancecheck__", cls, instance)
         )
 
     def __bool__(cls) -> bool:
         return True
 
     def __iter__(cls) -> Any:
-        return cls.__remote__.connection.request("operate", cls, "__iter__")
+        return cls.__remote__.connection.request("__iter__", cls)
 
     def __len__(cls) -> Any:
-        return cls.__remote__.connection.request("operate", cls, "__len__")
+        return cls.__remote__.connection.request("__len__", cls)
 
     def __getitem__(cls, key: object) -> Any:
-        return cls.__remote__.connection.request("operate", cls, "__getitem__", key)
+        return cls.__remote__.connection.request("__getitem__", cls, key)
 
 
 class RemoteObject:
