@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 import pandas as pd
 from rich.table import Table
 
-from cory_env.tasks.drafts import is_working
 from launch.console.errors import CommandError, make_folder
 from launch.display.plot import Line, Panel, Plot
 from launch.display.tables import new_table, print_tables
@@ -32,6 +31,7 @@ from launch.run_folder.frame import MEAN
 from launch.run_folder.layout import new_folder
 from launch.run_folder.records import Update
 from launch.run_folder.run import Run
+from recipes.sums import is_working
 
 PRETRAINING = (
     "The bundled model drafts-llama-tiny (0.3 M parameters) was pre-trained to add three numbers in one step, badly,\n"
