@@ -141,6 +141,7 @@ def test_the_sandbox_agrees_with_the_stated_verdicts() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_the_sandbox_agrees_with_plain_python() -> None:
     programs = load_all_programs()
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cory_env.rewarding.worker import RewardWorker
-from cory_env.rewards.sudoku import CELLS, UNITS, conflicts, find_conflicts, share_consistent, solved
+from cory_env.rewards.sudoku import CELLS, UNITS, conflicts, find_conflicts, solved
 from cory_env.tasks import DataError, Query, make_task
 from cory_env.tasks.sudoku import SOLVED_FEEDBACK, Sudoku
 from tests.cory_env.sample_tasks import tokenizer, validate
@@ -93,7 +93,7 @@ def test_a_changed_given_is_marked_even_if_the_grid_breaks_no_rule() -> None:
 )
 def test_every_cell_of_a_malformed_grid_is_marked(completion: str) -> None:
     assert conflicts([PUZZLE], [completion]) == ["x" * CELLS]
-    assert solved([PUZZLE], [completion]) == share_consistent([PUZZLE], [completion]) == [0.0]
+    assert solved([PUZZLE], [completion]) == [0.0]
 
 
 def test_only_the_solution_is_solved_and_white_space_does_not_matter() -> None:
@@ -101,7 +101,6 @@ def test_only_the_solution_is_solved_and_white_space_does_not_matter() -> None:
     wrong = GRID[:1] + "5" + GRID[2:]
     completions = [GRID, lines, wrong]
     assert solved([PUZZLE] * 3, completions) == [1.0, 1.0, 0.0]
-    assert share_consistent([PUZZLE] * 3, completions) == [1.0, 1.0, 33 / 36]
     assert conflicts([PUZZLE] * 3, completions)[:2] == [None, None]
 
 
