@@ -55,7 +55,7 @@ class Limits:
 
 
 Outcome = tuple[list[bool], Failure | None]
-"""Whether a program passes each test, and why it fails the first one that it fails."""
+"""Whether a program passes each test; and, if that is asked for, why it fails the first one that it fails."""
 
 
 class TimeBudget:

@@ -104,11 +104,8 @@ def _make_problem(query: Query, text: str, tests: object, **columns: object) -> 
         tests: The tests. If the row has no public tests, the first of several becomes public.
     """
     columns = {**query.columns, **columns}
-    code, public, solution = (
-        read_tests("tests", tests),
-        read_tests("public_tests", columns.get("public_tests")),
-        columns.get("solution"),
-    )
+    code, public = read_tests("tests", tests), read_tests("public_tests", columns.get("public_tests"))
+    solution = columns.get("solution")
     if not code:
         raise _data_error("it has no tests")
     if columns.get("public_tests") is None and len(code) > 1:

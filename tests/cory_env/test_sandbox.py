@@ -287,7 +287,7 @@ def test_a_program_runs_as_a_script_that_reads_and_prints(require_working_sandbo
 def test_tests_passed_before_the_time_limit_count(require_working_sandbox: None) -> None:
     program = "def f(x):\n    while x > 1: pass\n    return x"
     started = time.monotonic()
-    assert run_tests(program, "assert f(1) == 1", "assert f(2) == 2", "assert f(1) == 1", seconds=1) == [
+    assert run_tests(program, "assert f(1) == 1", "assert f(2) == 2", "assert f(1) == 1", seconds=2) == [
         True,
         False,
         False,
