@@ -59,7 +59,7 @@ PLAIN_CLASSES = (int, float, complex, str, bytes, tuple, frozenset)  # immutable
 
 
 class Connection(Protocol):
-    """The connection to the other process, as proxies use it."""
+    """The connection to the other process, as proxies use it; see `Peer`."""
 
     def request(self, operation: str, *arguments: object) -> Any:
         """Lets the other process execute an operation."""
@@ -109,6 +109,16 @@ def _requested(name: str) -> Any:
     return property(get)
 
 
+def _forward(name: str) -> Callable[..., Any]:
+    """Returns the method of proxies for an operator."""
+
+    def method(self: Any, *arguments: object) -> Any:
+        return self.__remote__.connection.operate(name, self, *arguments)
+
+    method.__name__ = name
+    return method
+
+
 class RemoteClass(type):
     """The class of classes that mirror those of the other process."""
 
@@ -129,14 +139,7 @@ class RemoteClass(type):
     def __bool__(cls) -> bool:
         return True
 
-    def __iter__(cls) -> Any:
-        return cls.__remote__.connection.request("__iter__", cls)
-
-    def __len__(cls) -> Any:
-        return cls.__remote__.connection.request("__len__", cls)
-
-    def __getitem__(cls, key: object) -> Any:
-        return cls.__remote__.connection.request("__getitem__", cls, key)
+    __iter__, __len__, __getitem__ = map(_forward, ("__iter__", "__len__", "__getitem__"))
 
 
 class RemoteObject:
@@ -176,16 +179,6 @@ _DOC = type.__getattribute__(RemoteObject, "__dict__")["__doc__"]
 def is_remote(value: object) -> bool:
     """Returns whether a value is an object or a class of the other process."""
     return isinstance(value, RemoteObject | RemoteClass)
-
-
-def _forward(name: str) -> Callable[..., Any]:
-    """Returns the method of `RemoteObject` for an operator."""
-
-    def method(self: RemoteObject, *arguments: object) -> Any:
-        return self.__remote__.connection.operate(name, self, *arguments)
-
-    method.__name__ = name
-    return method
 
 
 for _name in OPERATORS:
