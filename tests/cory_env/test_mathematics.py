@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,16 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-def compute_rewards(answers: list[str], gold: str, timeout: float = 60) -> list[float | None]:
+@pytest.fixture(scope="module")
+def worker() -> Iterator[RewardWorker]:
     pytest.importorskip("math_verify", reason="the extra math is not installed")
-    with RewardWorker(SPEC, timeout=timeout) as worker:
-        return worker.rewards(["?"] * len(answers), answers, {"answer": [gold] * len(answers)})
+    with RewardWorker(SPEC, timeout=15) as worker:
+        worker.rewards(["?"], ["1"], {"answer": ["5"]})  # imports sympy, which takes a while
+        yield worker
+
+
+def compute_rewards(worker: RewardWorker, answers: list[str], gold: str) -> list[float | None]:
+    return worker.rewards(["?"] * len(answers), answers, {"answer": [gold] * len(answers)})
 
 
 @pytest.mark.parametrize(
@@ -53,15 +60,14 @@ def compute_rewards(answers: list[str], gold: str, timeout: float = 60) -> list[
         (r"Hence $\boxed{\{-2, 2\}}$", [r"\boxed{\{2, -2\}}"], [r"\boxed{2}"]),
     ],
 )
-def test_answers_are_compared_by_value(gold: str, right: list[str], wrong: list[str]) -> None:
-    assert compute_rewards([*right, *wrong], gold) == [1.0] * len(right) + [0.0] * len(wrong)
+def test_answers_are_compared_by_value(gold: str, right: list[str], wrong: list[str], worker: RewardWorker) -> None:
+    assert compute_rewards(worker, [*right, *wrong], gold) == [1.0] * len(right) + [0.0] * len(wrong)
 
 
-def test_slow_comparisons_are_wrong_and_keep_the_time_limit_of_a_call() -> None:
+def test_slow_comparisons_are_wrong_and_keep_the_time_limit_of_a_call(worker: RewardWorker) -> None:
     towers = [r"\boxed{9^{9^{9^9}}}", r"\boxed{10^{10^{10^{10}}}}"] * 3
-    compute_rewards(["1"], "5")  # imports sympy, which takes a while
     started = time.monotonic()
-    assert compute_rewards([*towers, "5"], "5", timeout=15) == [0.0] * 6 + [1.0]
+    assert compute_rewards(worker, [*towers, "5"], "5") == [0.0] * 6 + [1.0]
     assert time.monotonic() - started < 15
 
 
