@@ -37,10 +37,11 @@ class RewardedResponse(NamedTuple):
 
 
 def reward_episodes(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> list[list[float | None]]:
-    """Notes the missing task rewards of finished episodes; returns all of them.
+    """Returns the task rewards of finished episodes. One call of the function rewards all responses without a reward.
 
-    The columns are those of the queries, `role` and `completion_ids`; if a query lacks a column of another query, its
-    value is None. If a query is a conversation, its completion is a list of one assistant message.
+    Samples are ordered by episode, then by the chain's order of roles. The columns are those of the queries, `role` and
+    `completion_ids`; if a query lacks a column of another query, its value is None. If a query is a conversation, its
+    completion is a list of one assistant message.
 
     Args:
         episodes: Finished episodes; they may belong to different chains.
@@ -49,37 +50,33 @@ def reward_episodes(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) ->
         Per episode, the task reward of each response; NaN if its role has none, None if the worker skipped the sample
         or the feedback on it.
     """
-    reward_so_far(worker, [episode for episode in episodes if not episode.failed])
-    return [[None] * len(episode.responses) if episode.failed else [*episode.task_rewards] for episode in episodes]
+    rewards = iter(_missing_rewards(worker, [episode for episode in episodes if not episode.failed]))
+    return [
+        [None] * len(episode.responses) if episode.failed else [*episode.task_rewards, *next(rewards)]
+        for episode in episodes
+    ]
 
 
 def reward_so_far(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> None:
-    """Computes the missing task rewards of the responses so far, one call per function, and notes them in the episodes.
+    """Computes the missing task rewards of the responses so far in one call, and notes them in the episodes.
 
-    Samples are ordered by episode, then by the chain's order of roles. A response whose reward was skipped counts as
-    the worst when an agent sees the best one (`observed` is `best`).
+    Each response is rewarded only once, because `reward_episodes` returns noted rewards with the others. A response
+    whose reward was skipped counts as the worst when an agent sees the best one (`observed` is `best`).
     """
-    missing = [(episode, k) for episode in episodes for k in _positions_from(episode, len(episode.task_rewards))]
-    functions = [_reward_function(*item) for item in missing]
-    rewards: list[float | None] = [math.nan] * len(missing)
-    for function in dict.fromkeys(filter(None, functions)):
-        indices = [index for index, name in enumerate(functions) if name == function]
-        values = reward_responses(worker, [_response(*missing[index]) for index in indices], function)
-        for index, value in zip(indices, values, strict=True):
-            rewards[index] = value
-    new_rewards = iter(rewards)
-    for episode in episodes:
-        episode.note_rewards([next(new_rewards) for _ in _positions_from(episode, len(episode.task_rewards))])
+    for episode, rewards in zip(episodes, _missing_rewards(worker, episodes), strict=True):
+        episode.note_rewards(rewards)
 
 
 def give_feedback(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> None:
     """Computes the missing feedback on the responses so far in one call, and notes it in the episodes."""
-    missing = [(episode, k) for episode in episodes for k in _positions_from(episode, len(episode.feedback))]
-    answers = [_response(episode, k) for episode, k in missing if episode.has_answer(k)]
-    feedback = iter(worker.feedback(*_samples(answers)))
-    for episode in episodes:
-        positions = _positions_from(episode, len(episode.feedback))
-        episode.note_feedback([next(feedback) if episode.has_answer(k) else NO_ANSWER for k in positions])
+    missing = _missing_positions(episodes, "feedback")
+    answers = [
+        [position for position in positions if episode.has_answer(position)]
+        for episode, positions in zip(episodes, missing, strict=True)
+    ]
+    feedback = iter(worker.feedback(*_samples(_responses(episodes, answers))))
+    for episode, positions, answer_positions in zip(episodes, missing, answers, strict=True):
+        episode.note_feedback([next(feedback) if k in answer_positions else NO_ANSWER for k in positions])
 
 
 def compute_awaited(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> None:
@@ -88,8 +85,29 @@ def compute_awaited(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) ->
     give_feedback(worker, [episode for episode in episodes if episode.awaits_feedback])
 
 
-def _positions_from(episode: "ChainEpisode", start: int) -> range:
-    return range(start, len(episode.responses))
+def _missing_rewards(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> list[list[float | None]]:
+    """Returns, per episode, the task rewards of the responses that have none noted."""
+    missing = _missing_positions(episodes, "task_rewards")
+    values: dict[tuple[int, int], float | None] = {}
+    for function in dict.fromkeys(
+        _reward_function(episode, k) for episode, positions in zip(episodes, missing, strict=True) for k in positions
+    ):
+        chosen = [
+            [k for k in positions if _reward_function(episode, k) == function]
+            for episode, positions in zip(episodes, missing, strict=True)
+        ]
+        keys = [(index, k) for index, positions in enumerate(chosen) for k in positions]
+        if function is None:
+            values |= dict.fromkeys(keys, math.nan)
+        else:
+            rewards = worker.rewards(*_samples(_responses(episodes, chosen)), function)
+            values |= dict(zip(keys, rewards, strict=True))
+    return [[values[index, k] for k in positions] for index, positions in enumerate(missing)]
+
+
+def _missing_positions(episodes: Sequence["ChainEpisode"], noted: str) -> list[range]:
+    """Returns, per episode, the positions of responses without an entry in the list `noted`."""
+    return [range(len(getattr(episode, noted)), len(episode.responses)) for episode in episodes]
 
 
 def _reward_function(episode: "ChainEpisode", position: int) -> str | None:
@@ -100,10 +118,13 @@ def _reward_function(episode: "ChainEpisode", position: int) -> str | None:
     return REWARD if role.own_reward is None else role_reward(role.name)
 
 
-def _response(episode: "ChainEpisode", position: int) -> RewardedResponse:
-    """Returns the response at a position, without its thought."""
-    role, text = episode.chain.roles[position], episode.completions[position]
-    return RewardedResponse(episode.query, role, text, episode.shown_tokens(position))
+def _responses(episodes: Sequence["ChainEpisode"], positions: Sequence[Sequence[int]]) -> list[RewardedResponse]:
+    """Returns the responses of each episode at these positions, without thoughts."""
+    return [
+        RewardedResponse(episode.query, episode.chain.roles[k], episode.completions[k], episode.shown_tokens(k))
+        for episode, episode_positions in zip(episodes, positions, strict=True)
+        for k in episode_positions
+    ]
 
 
 def reward_responses(

@@ -356,6 +356,6 @@ def test_episodes_are_rewarded_in_one_call_with_their_roles() -> None:
         episode.respond(response(text + "."))
         episodes.append(episode)
     with RewardWorker("tests.cory_env.sample_rewards:length", timeout=20) as worker:
-        assert reward_episodes(worker, episodes[:2]) == [[5.0, 6.0], [10.0, 11.0]]
+        assert reward_episodes(worker, episodes) == [[5.0, 6.0], [10.0, 11.0], [15.0, 16.0]]
     with RewardWorker("tests.cory_env.sample_rewards:observer_bonus", timeout=20) as worker:
-        assert reward_episodes(worker, episodes) == [[5.0, 6.0], [10.0, 11.0], [0.0, 1.0]]  # each is rewarded once
+        assert reward_episodes(worker, episodes) == [[0.0, 1.0]] * 3
