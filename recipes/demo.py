@@ -23,7 +23,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 from rich.table import Table
 
-from cory_env.tasks.drafts import is_working
 from launch.console.errors import CommandError, make_folder
 from launch.display.plot import COLOURS, STYLES, save_figure
 from launch.display.tables import new_table, print_tables
@@ -32,6 +31,7 @@ from launch.run_folder.frame import MEAN
 from launch.run_folder.layout import new_folder
 from launch.run_folder.records import Update
 from launch.run_folder.run import Run
+from recipes.sums import is_working
 
 PRETRAINING = (
     "The bundled model drafts-llama-tiny (0.3 M parameters) was pre-trained to add three numbers in one step, badly,\n"

@@ -19,12 +19,13 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTo
 from cory_env.chain import Chain
 from cory_env.rewarding.episodes import RewardedResponse, reward_responses
 from cory_env.rewarding.worker import RewardWorker
-from cory_env.tasks import drafts, make_task
+from cory_env.tasks import make_task
 from cory_env.tasks.drafts import OBSERVER_PROMPT, PROMPT
 from cory_env.tasks.task import Query
 from cory_env.tasks.turns import SeenResponse
 from policies.generation.generator import EVALUATION_UPDATE, Response, Sampling, sampling_seed
 from policies.generation.transformers_generator import TransformersGenerator
+from recipes import sums
 from recipes.cards import Figures
 from recipes.characters import Document, make_tokenizer, new_model, pretrain
 from recipes.influence import share_interval, variance_components
@@ -78,22 +79,20 @@ class Documents:
         """Uses the recipe's shares and seed."""
         self._recipe = recipe
         self._rng = random.Random(recipe.seed)
-        self._task_terms = {
-            tuple(sorted(drafts.parse_query(query.text))) for split in drafts.draw_queries() for query in split
-        }
+        self._task_terms = {tuple(sorted(sums.parse_query(query.text))) for query in make_task("drafts").all_queries()}
 
-    def draw_terms(self) -> drafts.Terms:
+    def draw_terms(self) -> sums.Terms:
         """Returns the numbers of a sum that is not a query of the task."""
-        terms = drafts.draw_terms(self._rng)
+        terms = sums.draw_terms(self._rng)
         while tuple(sorted(terms)) in self._task_terms:
-            terms = drafts.draw_terms(self._rng)
+            terms = sums.draw_terms(self._rng)
         return terms
 
     def draw(self) -> Document:
         """Returns one document as pieces of text, each with whether the loss includes it."""
         rng, recipe = self._rng, self._recipe
         terms = self.draw_terms()
-        query, answer, working = drafts.format_query(terms), str(sum(terms)), drafts.format_working(terms)
+        query, answer, working = sums.format_query(terms), str(sum(terms)), sums.format_working(terms)
         if rng.random() >= recipe.draft_share:
             return [
                 (PROMPT.format(query=query), False),
@@ -229,10 +228,10 @@ def sample_forks(
 def compute_figures(responses: ForkedResponses, queries: Sequence[Query]) -> Figures:
     """Returns accuracies, and the draft's influence over all drafts and over drafts that are answers."""
     rewards, right = responses.answer_rewards, responses.draft_rewards == 1
-    working = np.array([[drafts.is_working(draft) for draft in pair] for pair in responses.drafts])
+    working = np.array([[sums.is_working(draft) for draft in pair] for pair in responses.drafts])
     right_working = np.array(
         [
-            [draft == drafts.format_working(drafts.parse_query(query.text)) for draft in pair]
+            [draft == sums.format_working(sums.parse_query(query.text)) for draft in pair]
             for query, pair in zip(queries, responses.drafts, strict=True)
         ]
     )

@@ -16,19 +16,11 @@ from numpy.typing import NDArray
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from cory_env.rewards.sudoku import BLANK, CELLS, DIGITS, conflicts, find_conflicts, solved
-from cory_env.tasks.sudoku import (
-    FEEDBACK_PROMPT,
-    OBSERVER_PROMPT,
-    PROMPT,
-    SOLVED_FEEDBACK,
-    draw_grids,
-    draw_puzzle,
-    draw_queries,
-    fill_grid,
-    rename_digits,
-)
+from cory_env.tasks import make_task
+from cory_env.tasks.sudoku import ANSWER, FEEDBACK_PROMPT, OBSERVER_PROMPT, PROMPT, SOLVED_FEEDBACK
 from recipes.cards import Figures
 from recipes.characters import Document, make_tokenizer, new_model, pretrain
+from recipes.puzzles import draw_puzzle, fill_grid, rename_digits
 from recipes.staging import save_tokenizer
 
 CHARACTERS = "123456.~=ox"
@@ -102,7 +94,7 @@ class Puzzles:
         """Draws puzzles with at least `blanks[0]` and at most `blanks[1]` blank cells."""
         self._blanks = blanks
         self.rng = random.Random(seed)
-        self._task_grids = {rename_digits(grid) for grid in draw_grids()}
+        self._task_grids = {rename_digits(str(query.columns[ANSWER])) for query in make_task("sudoku").all_queries()}
 
     def draw(self) -> tuple[str, str]:
         """Returns a puzzle and its solution."""
@@ -309,7 +301,7 @@ def measure(folder: Path, queries: int) -> Figures:
     torch.manual_seed(0)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    puzzles = [query.text for query in draw_queries()[1][:queries]]
+    puzzles = [query.text for query in make_task("sudoku").test[:queries]]
 
     def answer(prompts: list[str]) -> tuple[list[str], NDArray[np.float64]]:
         grids = write_grids(model, tokenizer, prompts)

@@ -19,10 +19,10 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import NamedTuple, SupportsFloat
+from typing import Any, NamedTuple, SupportsFloat
 
 from cory_env.functions import SpecError, load_function
 from cory_env.message import SURROGATE_PROBLEM, escape_surrogates, has_surrogate
@@ -59,7 +59,6 @@ def load_functions(spec: str, kind: str = REWARD) -> list[WeightedFunction]:
         for key, name in zip(weights, names, strict=True)
     ]
     for part in parts:
-        required_arguments(part.function)
         try:
             call_hook(part.function, "check")
         except Exception as error:
@@ -105,29 +104,30 @@ def call(function: Callable[..., object], batch: Batch, prefix: str = "") -> Rep
     """Calls the function on a batch with the arguments that it accepts, and checks its return value.
 
     The function gets a copy of each value, so that changing one sample in place does not change another of the same
-    query.
+    query. Settings in the reward's name take precedence over columns of the same name.
 
     Args:
         prefix: Text before any error message, to name the function if a reward has several.
     """
-    columns = {**batch.columns, "prompts": batch.prompts, "completions": batch.completions}
-    arguments, missing = select_arguments(function, columns)
-    if missing:
+    bound = function.keywords if isinstance(function, partial) else {}
+    parameters, required = inspect.signature(function).parameters, required_arguments(function)
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    names = [name for name in batch.columns if (takes_all or name in parameters) and name not in bound]
+    if missing := [name for name in required if name not in names]:
         return Reply(
             fatal=True,
-            error=f"it {prefix}requires {', '.join(missing)}, but only {', '.join(sorted(columns))} are available. "
-            "Rename its arguments, give them defaults, or add the columns to the data",
+            error=f"it {prefix}requires {', '.join(missing)}, but only {', '.join(sorted(batch.columns))} are "
+            "available. Rename its arguments, give them defaults, or add the columns to the data",
         )
-    if empty := [name for name in required_arguments(function) if any(value is None for value in arguments[name])]:
+    if empty := [name for name in required if any(value is None for value in batch.columns[name])]:
         return Reply(
             error=f"{prefix}was not called, because it requires {', '.join(empty)}, which the data does not have for "
             "this query (if the argument had a default, the function would get None)"
         )
     try:
-        copies = {name: [copy.deepcopy(value) for value in values] for name, values in arguments.items()}
-        result = function(**copies)
-        if inspect.isawaitable(result):
-            result = EVENT_LOOP.run(_await_result(result))
+        result = function(**{name: [copy.deepcopy(value) for value in batch.columns[name]] for name in names})
+        if inspect.iscoroutine(result):
+            result = EVENT_LOOP.run(result)
         return check_values(result, batch, prefix)
     except BaseException as error:  # SystemExit too: a reward must not end its process silently
         return Reply(error=f"{prefix}raised {_describe(error)}")
@@ -135,29 +135,11 @@ def call(function: Callable[..., object], batch: Batch, prefix: str = "") -> Rep
         sys.stdout.flush()
 
 
-async def _await_result(result: Awaitable[object]) -> object:
-    return await result
-
-
 def _describe(error: BaseException) -> str:
     """Returns the exception with the end of its traceback."""
     text = "".join(traceback.format_exception_only(error)).strip()
     text += "\n" + "".join(traceback.format_tb(error.__traceback__)[-5:]).rstrip()
     return escape_surrogates(text)  # of the exception's own text
-
-
-def select_arguments(
-    function: Callable[..., object], columns: dict[str, Sequence[object]]
-) -> tuple[dict[str, Sequence[object]], list[str]]:
-    """Returns the columns that the function accepts as arguments, and the names of required arguments without a column.
-
-    Settings in the reward's name take precedence over columns of the same name.
-    """
-    bound = function.keywords if isinstance(function, partial) else {}
-    parameters = inspect.signature(function).parameters
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    names = [name for name in columns if (takes_all or name in parameters) and name not in bound]
-    return {name: columns[name] for name in names}, [name for name in required_arguments(function) if name not in names]
 
 
 def required_arguments(function: Callable[..., object]) -> tuple[str, ...]:
@@ -217,9 +199,7 @@ def call_hook(function: Callable[..., object], name: str) -> None:
         hook(**settings)
 
 
-def _read_requests(
-    connection: "Connection[Reply, RewardRequest]", parent: int, requests: "queue.Queue[RewardRequest]"
-) -> None:
+def _read_requests(connection: "Connection[Reply, RewardRequest]", parent: int, requests: "queue.Queue[Any]") -> None:
     try:
         while True:
             while not connection.poll(PARENT_CHECK_SECONDS):
@@ -240,10 +220,9 @@ def main() -> None:
     if "--die-with-thread" in sys.argv and sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: ends even a function that never yields to Python
     connection: Connection[Reply, RewardRequest] = Connection(fd)
-    requests: queue.Queue[RewardRequest] = queue.Queue()
+    requests: queue.Queue[Any] = queue.Queue()  # first the specs, then batches
     threading.Thread(target=_read_requests, args=(connection, parent, requests), daemon=True).start()
     specs = requests.get()
-    assert not isinstance(specs, Batch)
     sys.meta_path.insert(0, UsersModulesFirst())
     try:
         functions = {name: load_functions(spec, name) for name, spec in specs.items()}
@@ -251,9 +230,9 @@ def main() -> None:
         names = dict.fromkeys(name for part in parts for name in required_arguments(part.function))
         ready = Reply(needs=tuple(names))
     except SpecError as error:
-        ready = Reply(error=str(error), fatal=True)
+        ready = Reply(error=str(error))
     except ValueError as error:
-        ready = Reply(error=f"its arguments cannot be matched: {error}", fatal=True)
+        ready = Reply(error=f"its arguments cannot be matched: {error}")
     connection.send(ready)
     if ready.error:
         return
@@ -262,5 +241,4 @@ def main() -> None:
             call_hook(part.function, "prepare")
     while True:
         batch = requests.get()
-        assert isinstance(batch, Batch)
         connection.send(call_all(functions[batch.function], batch))

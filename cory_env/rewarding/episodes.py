@@ -23,20 +23,17 @@ class RewardedResponse(NamedTuple):
         role: The role that responded.
         text: The decoded response.
         tokens: The response's token ids.
-        as_text: Whether the completion is a text, even if the query is a conversation.
     """
 
     query: "Query"
     role: str
     text: str
     tokens: Sequence[int]
-    as_text: bool = False
 
     @property
     def completion(self) -> "str | list[Message]":
         """The text, or a list of one assistant message if the query is a conversation."""
-        is_text = self.as_text or self.query.history is None
-        return self.text if is_text else [{"role": "assistant", "content": self.text}]
+        return self.text if self.query.history is None else [{"role": "assistant", "content": self.text}]
 
 
 def reward_episodes(

@@ -13,7 +13,7 @@ import logging
 import re
 import time
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Literal, Self
 
 from cory_env.functions import parse_spec
@@ -79,15 +79,16 @@ class RewardWorker:
         self.skipped = 0
         functions = {REWARD: spec, FEEDBACK: feedback}
         functions |= {role_reward(role): own_spec for role, own_spec in role_rewards.items()}
-        specs = {name: function for name, function in functions.items() if function is not None}
-        self._names = {function: f"{function} {display_name(name)}" for function, name in specs.items()}
-        self._process = RewardProcess(specs, timeout)
+        self._specs = {name: function for name, function in functions.items() if function is not None}
+        self._names = {function: f"{function} {display_name(name)}" for function, name in self._specs.items()}
+        self._process: RewardProcess | None = None
+        self._needs: tuple[str, ...] | None = None  # None until the process has loaded the functions
 
     def rewards(
         self,
         prompts: Sequence[object],
         completions: Sequence[object],
-        columns: dict[str, list[object]],
+        columns: Mapping[str, Sequence[object]],
         function: str = REWARD,
     ) -> list[float | None]:
         """Returns one task reward per sample, from one call of the function.
@@ -101,24 +102,23 @@ class RewardWorker:
         Returns:
             One finite number per sample (a `Reward` if there are several functions); None only with `skip`.
         """
-        values = self._values(Batch(prompts, completions, columns, function))
+        values = self._values(Batch({**columns, "prompts": prompts, "completions": completions}, function))
         return [value if isinstance(value, float) else None for value in values]
 
     def feedback(
-        self, prompts: Sequence[object], completions: Sequence[object], columns: dict[str, list[object]]
+        self, prompts: Sequence[object], completions: Sequence[object], columns: Mapping[str, Sequence[object]]
     ) -> list[Feedback]:
         """Returns feedback on each sample, from one call of the feedback function; arguments and errors as `rewards`.
 
         Returns:
             Per sample a text, or None if nothing is to be corrected; `SKIPPED` only with `skip`.
         """
-        values = self._values(Batch(prompts, completions, columns, FEEDBACK))
+        values = self._values(Batch({**columns, "prompts": prompts, "completions": completions}, FEEDBACK))
         return [value if value is None or isinstance(value, str) else SKIPPED for value in values]
 
     def _values(self, batch: Batch) -> Sequence[float | str | NoFeedback | None]:
         """Returns the values of a batch's function; `SKIPPED` for samples on which it failed, with `skip`."""
-        lengths = {"prompts": len(batch.prompts), "completions": len(batch.completions)}
-        lengths |= {name: len(values) for name, values in batch.columns.items()}
+        lengths = {name: len(values) for name, values in batch.columns.items()}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"The lists to reward differ in length: {lengths}.")
         if not len(batch):
@@ -147,39 +147,45 @@ class RewardWorker:
         Returns:
             The functions' arguments without a default; every query must have a value for them.
         """
-        reply = self._process.start()
-        if reply.error:
-            raise self._unusable(reply, " and the ".join(self._names.values()))
-        return self._process.needs
+        process = self.prepare()
+        if self._needs is None:
+            reply = process.receive("took to load")
+            if reply.error:
+                self.close()
+                raise _unusable(reply, " and the ".join(self._names.values()))
+            self._needs = reply.needs
+        return self._needs
 
-    def prepare(self) -> None:
+    def prepare(self) -> RewardProcess:
         """Starts the child process, which calls the function's `prepare`; does not wait for that.
 
         Raises nothing: an error here occurs again in the first call, which reports it.
         """
-        self._process.prepare()
+        if self._process is None or self._process.closed:
+            self._process, self._needs = RewardProcess(self._specs, self.timeout), None
+        return self._process
 
     def close(self) -> None:
         """Ends the child process; a later call starts another."""
-        self._process.close()
+        if self._process is not None:
+            self._process.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _call(self, batch: Batch) -> Reply:
-        reply = self._process.call(batch)
-        if reply.fatal:
-            raise self._unusable(reply, self._names[batch.function])
-        return reply
+    def __getstate__(self) -> dict[str, object]:
+        """Lets copies start their own child, because the pipe to this child cannot be shared."""
+        return {**vars(self), "_process": None}
 
-    def _unusable(self, reply: Reply, name: str) -> RewardError:
-        kind = RewardKilled if reply.killed else RewardError
-        return kind(f"The {name} cannot be used: {reply.error}")
+    def _call(self, batch: Batch) -> Reply:
+        self.start()
+        reply = self.prepare().call(batch)
+        if reply.fatal:
+            raise _unusable(reply, self._names[batch.function])
+        return reply
 
     def _call_singly(self, batch: Batch, error: str) -> list[float | str | None]:
         """Calls the function on each sample separately after the whole call failed, for at most twice the time limit.
@@ -197,7 +203,7 @@ class RewardWorker:
                     late = SampleError("could not run, because other samples used up the time")
                     values += [late] * (len(batch) - index)
                 break
-            reply = self._call(batch.pick([index]))
+            reply = self._call(batch.pick(index))
             values.append(SampleError(reply.error) if reply.error else reply.values[0])
             if self.on_error == "stop" and isinstance(values[-1], SampleError):
                 break
@@ -217,7 +223,8 @@ class RewardWorker:
         else:
             attempts = ""
             advice = "Correct the function or the data, or set on_reward_error=skip to drop such queries."
-            if isinstance(batch.completions[index], list) and re.search(r"\blist\b", reason.partition("\n")[0]):
+            is_messages = isinstance(batch.columns["completions"][index], list)
+            if is_messages and re.search(r"\blist\b", reason.partition("\n")[0]):
                 advice = f"{MESSAGES_RULE} {advice}"
         if self.on_error == "skip" and not faults:
             advice = "The values of the single calls are used."
@@ -225,6 +232,11 @@ class RewardWorker:
         return f"The {self._names[batch.function]} failed{attempts} on {location}: it {reason}{end}{advice}"
 
 
+def _unusable(reply: Reply, name: str) -> RewardError:
+    return (RewardKilled if reply.killed else RewardError)(f"The {name} cannot be used: {reply.error}")
+
+
 def _describe_sample(batch: Batch, index: int) -> str:
-    role = f"role {batch.columns['role'][index]}, " if "role" in batch.columns else ""
-    return f"{role}prompt {batch.prompts[index]!r:.100}, completion {batch.completions[index]!r:.100}"
+    sample = {name: values[index] for name, values in batch.columns.items()}
+    role = f"role {sample['role']}, " if "role" in sample else ""
+    return f"{role}prompt {sample['prompts']!r:.100}, completion {sample['completions']!r:.100}"

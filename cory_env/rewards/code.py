@@ -15,6 +15,7 @@ import math
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import wraps
 from typing import Any
 
@@ -68,10 +69,10 @@ def share_passed(
         ValueError: A setting is out of range, or a row has no tests.
     """
     limits = _limits(seconds, memory)
-    test_lists = [_read_tests("tests", row_tests) for row_tests in tests]
-    if not all(test_lists):
+    submissions = _submissions(completions, "tests", tests, setup, prefix, entry)
+    if not all(submission.tests for submission in submissions):
         raise ValueError("The column tests is empty in a row, but must contain code or a list of code.")
-    passed = grade(_submissions(completions, test_lists, setup, prefix, entry), limits, sandbox, _total_seconds())
+    passed = grade(submissions, limits, sandbox, _total_seconds())
     return [sum(verdicts) / len(verdicts) for verdicts in passed]
 
 
@@ -95,17 +96,11 @@ def test_feedback(
     """Returns feedback on each completion's program: why it fails its first failed public test.
 
     Without public tests, the program is only compiled and, if there is an `entry`, run up to its definition. Its
-    feedback is never None then, because nothing says that it is right.
+    feedback is never None then, because nothing says that it is right. The other arguments are those of `share_passed`.
 
     Args:
         completions: The decoded responses.
         public_tests: The tests that feedback may show: one test, a list of tests, or none, per completion.
-        setup: As for `share_passed`.
-        prefix: As for `share_passed`.
-        entry: As for `share_passed`.
-        sandbox: As for `share_passed`.
-        seconds: As for `share_passed`.
-        memory: As for `share_passed`.
 
     Returns:
         Per completion, a text of at most `MAX_FEEDBACK` characters; None if the program passes all public tests.
@@ -115,36 +110,28 @@ def test_feedback(
         ValueError: A setting is out of range, or the tests of a row are not code.
     """
     limits = _limits(seconds, memory)
-    test_lists = [_read_tests("public_tests", row_tests) for row_tests in public_tests or [None] * len(completions)]
+    submissions = _submissions(completions, "public_tests", public_tests, setup, prefix, entry)
     checks = [
-        tests or [f"__compiles__()\n{row_entry or ''}"]
-        for tests, row_entry in zip(test_lists, entry or [None] * len(completions), strict=True)
+        submission if submission.tests else replace(submission, tests=[f"__compiles__()\n{submission.entry}"])
+        for submission in submissions
     ]
-    submissions = _submissions(completions, checks, setup, prefix, entry)
-    failures = find_failures(submissions, limits, sandbox, _total_seconds())
+    failures = find_failures(checks, limits, sandbox, _total_seconds())
     texts: list[str | None] = []
-    for failure, tests, submission in zip(failures, test_lists, submissions, strict=True):
+    for failure, submission in zip(failures, submissions, strict=True):
         if failure:
-            texts.append(_feedback_text(failure, tests, submission.program, memory))
+            texts.append(_feedback_text(failure, submission, memory))
         else:
-            texts.append(None if tests else UNTESTED)
+            texts.append(None if submission.tests else UNTESTED)
     return texts
 
 
-def _feedback_text(failure: Failure, tests: Sequence[str], program: str, memory: str) -> str:
-    """Describes a failure in a text of at most `MAX_FEEDBACK` characters.
-
-    Args:
-        failure: The failure. Its texts are untrusted.
-        tests: The public tests; empty if there are none.
-        program: The program's source code.
-        memory: The memory limit in MiB.
-    """
-    lines = re.split(r"\r\n?|\n", program)  # as Python counts lines
+def _feedback_text(failure: Failure, submission: Submission, memory: str) -> str:
+    """Describes a failure, whose texts are untrusted, in at most `MAX_FEEDBACK` characters; `memory` is in MiB."""
+    lines = re.split(r"\r\n?|\n", submission.program)  # as Python counts lines
     line = failure.line or 0
     source = printable_line(lines[line - 1].strip()) if 0 < line <= len(lines) else ""
     message = f"the memory limit is {memory} MiB" if failure.error == "MemoryError" else failure.message
-    test = _show_test(tests[failure.test]) if tests else ""
+    test = _show_test(submission.tests[failure.test]) if submission.tests else ""
     if failure.reason == "exception" and failure.error in ("SyntaxError", "IndentationError", "TabError"):
         test = ""  # no test can pass
     texts = [test, failure.expected, failure.got, failure.call, failure.error, message, source]
@@ -177,33 +164,34 @@ def _show_test(test: str) -> str:
 
 def _submissions(
     completions: Sequence[str | list[Message]],
-    tests: Sequence[Sequence[str]],
+    column: str,
+    tests: Sequence[Sequence[str] | str | None] | None,
     setup: Sequence[str | None] | None,
     prefix: Sequence[str | None] | None,
     entry: Sequence[str | None] | None,
 ) -> list[Submission]:
-    """Returns the completions' programs with their tests."""
+    """Returns the completions' programs with their tests, the values of a column."""
     none = [None] * len(completions)
     submissions = []
     for completion, row_tests, row_setup, row_prefix, row_entry in zip(
-        completions, tests, setup or none, prefix or none, entry or none, strict=True
+        completions, tests or none, setup or none, prefix or none, entry or none, strict=True
     ):
         text = completion if isinstance(completion, str) else completion[-1]["content"]
         program = extract_program(text, row_prefix or "", row_entry or "")
-        submissions.append(Submission(program, row_tests, row_setup or "", row_entry or ""))
+        submissions.append(Submission(program, read_tests(column, row_tests), row_setup or "", row_entry or ""))
     return submissions
 
 
-def _read_tests(column: str, tests: Sequence[str] | str | None) -> list[str]:
-    """Returns the tests of a row as a list.
+def read_tests(column: str, tests: object) -> list[str]:
+    """Returns the tests of a row as a list; empty if they are None.
 
     Raises:
         ValueError: They are not code.
     """
-    test_list = [tests] if isinstance(tests, str) else list(tests or ())
-    if not all(isinstance(test, str) and test.strip() for test in test_list):
-        raise ValueError(f"The column {column} contains {tests!r}, but must be code or a list of code.")
-    return test_list
+    test_list = [tests] if isinstance(tests, str) else [] if tests is None else tests
+    if not isinstance(test_list, list | tuple) or not all(isinstance(test, str) and test.strip() for test in test_list):
+        raise ValueError(f"The column {column} contains {tests!r:.80}, but must be code or a list of code.")
+    return list(test_list)
 
 
 def _total_seconds() -> float:

@@ -14,15 +14,12 @@ import re
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from cory_env.message import Message
 from cory_env.rewards.prepared import check_with, import_extra
-
-if TYPE_CHECKING:
-    from openai import AsyncOpenAI
 
 TEMPLATE = """\
 Judge how well an answer does what was asked, from 0 (not at all) to 10 (perfectly).
@@ -41,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class JudgeError(RuntimeError):
-    """The judge's settings are invalid, or a request to it failed."""
+    """The judge's settings are invalid, or its template does not fit the data."""
 
 
 class Judge(BaseModel, frozen=True, extra="forbid"):
@@ -86,11 +83,13 @@ class Judge(BaseModel, frozen=True, extra="forbid"):
 
 
 def make_judge(**settings: str) -> Judge:
-    """Makes a judge from settings given as text.
+    """Makes a judge from settings given as text, without a request.
 
     Raises:
         JudgeError: A setting is unknown, missing or invalid, or the template cannot be read.
+        ModuleNotFoundError: openai is not installed.
     """
+    import_extra("openai", "judge")
     try:
         return Judge.model_validate(settings)
     except ValidationError as error:
@@ -102,18 +101,7 @@ def make_judge(**settings: str) -> Judge:
         raise JudgeError(f"The judge's template cannot be read: {error}.") from error
 
 
-def check_judge(**settings: str) -> None:
-    """Checks the judge's settings, without a request.
-
-    Raises:
-        JudgeError: A setting is invalid.
-        ModuleNotFoundError: openai is not installed.
-    """
-    make_judge(**settings)
-    import_extra("openai", "judge")
-
-
-@check_with(check_judge)
+@check_with(make_judge)
 async def score(
     prompts: Sequence[str | list[Message]],
     completions: Sequence[str | list[Message]],
@@ -129,10 +117,8 @@ async def score(
         settings_and_columns: The fields of `Judge`, as text; and the columns of the data, one entry per response.
 
     Raises:
-        JudgeError: A request failed, or the template requires a column that the data does not have.
+        JudgeError: The template requires a column that the data does not have.
     """
-    from openai import AsyncOpenAI
-
     judge = make_judge(**{name: value for name, value in settings_and_columns.items() if isinstance(value, str)})
     columns = {name: value for name, value in settings_and_columns.items() if not isinstance(value, str)}
     semaphore = asyncio.Semaphore(judge.parallel)
@@ -145,9 +131,20 @@ async def score(
         except KeyError as error:
             raise JudgeError(f"The judge's template requires {error}, but the data has no such column.") from error
         async with semaphore:
-            return await _request_score(judge, client, prompt)
+            for _ in range(judge.tries):
+                reply = await client.chat.completions.create(
+                    model=judge.model,
+                    messages=[{"role": "user", "content": prompt}],
+                    temperature=0,
+                    max_tokens=judge.reply,
+                )
+                text = reply.choices[0].message.content or ""
+                if scores := SCORE.findall(text):
+                    return min(max((float(scores[-1]) - judge.low) / (judge.high - judge.low), 0.0), 1.0)
+                logger.warning("The judge gave no score: %r", text[-200:])
+        return None
 
-    client = AsyncOpenAI(
+    client = import_extra("openai", "judge").AsyncOpenAI(
         base_url=judge.url,
         api_key=os.environ.get(judge.key) or "EMPTY",  # with None, the client would use the key of another variable
         timeout=judge.timeout,
@@ -159,30 +156,6 @@ async def score(
     except ExceptionGroup as errors:  # the first error has cancelled the other requests
         raise errors.exceptions[0] from None
     return [task.result() for task in tasks]
-
-
-async def _request_score(judge: Judge, client: "AsyncOpenAI", prompt: str) -> float | None:
-    """Sends requests until a reply has a score or all tries are used."""
-    import openai
-
-    for _ in range(judge.tries):
-        try:
-            reply = await client.chat.completions.create(
-                model=judge.model,
-                messages=[{"role": "user", "content": prompt}],
-                temperature=0,
-                max_tokens=judge.reply,
-            )
-        except openai.OpenAIError as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise JudgeError(
-                f"The judge at {judge.url} did not reply in up to {judge.tries} tries ({reason})."
-            ) from error
-        text = reply.choices[0].message.content or ""
-        if scores := SCORE.findall(text):
-            return min(max((float(scores[-1]) - judge.low) / (judge.high - judge.low), 0.0), 1.0)
-        logger.warning("The judge gave no score: %r", text[-200:])
-    return None
 
 
 def _text(value: str | list[Message]) -> str:

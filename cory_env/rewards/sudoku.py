@@ -31,15 +31,6 @@ def solved(prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
     return [float(IN_CONFLICT not in text) for text in marks]
 
 
-def share_consistent(prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
-    """Rewards the share of cells without a conflict: 1.0 only for the solution, 0.0 for a malformed grid.
-
-    The share is high for nearly every grid, so differences between responses are small.
-    """
-    marks = [find_conflicts(*pair) for pair in zip(prompts, completions, strict=True)]
-    return [text.count(NO_CONFLICT) / CELLS for text in marks]
-
-
 def conflicts(prompts: Sequence[str], completions: Sequence[str]) -> list[str | None]:
     """Feedback: 36 marks, `x` for cells in conflict and `o` for the others; None if the grid is solved."""
     marks = [find_conflicts(*pair) for pair in zip(prompts, completions, strict=True)]

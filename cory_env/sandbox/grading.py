@@ -54,6 +54,10 @@ class Limits:
     memory: int = 512 * 2**20
 
 
+Outcome = tuple[list[bool], Failure | None]
+"""Whether a program passes each test; and, if that is asked for, why it fails the first one that it fails."""
+
+
 class TimeBudget:
     """Divides a total time limit among programs, so that all finish in time even if many of them hang."""
 
@@ -85,12 +89,7 @@ def grade(submissions: Sequence[Submission], limits: Limits, sandbox: str, total
     Returns:
         Per program, whether it passes each test. Tests that are not reached in time are not passed.
     """
-    return [
-        [result is True for result in results] + [False] * (len(submission.tests) - len(results))
-        for submission, (results, _) in zip(
-            submissions, _run_all(submissions, limits, sandbox, total, explain=False), strict=True
-        )
-    ]
+    return [passed for passed, _ in _run_all(submissions, limits, sandbox, total, explain=False)]
 
 
 def find_failures(
@@ -101,38 +100,23 @@ def find_failures(
     Returns:
         Per program, why the first failed test fails; None if all tests pass.
     """
-    failures: list[Failure | None] = []
-    for submission, (results, in_time) in zip(
-        submissions, _run_all(submissions, limits, sandbox, total, explain=True), strict=True
-    ):
-        if results and isinstance(results[-1], list):
-            failures.append(Failure(*results[-1])._replace(test=len(results) - 1))
-        elif len(results) == len(submission.tests):
-            failures.append(None)
-        else:
-            failures.append(Failure("ended" if in_time else "time", test=len(results)))
-    return failures
+    return [failure for _, failure in _run_all(submissions, limits, sandbox, total, explain=True)]
 
 
 def _run_all(
     submissions: Sequence[Submission], limits: Limits, sandbox: str, total: float, *, explain: bool
-) -> list[tuple[list[object], bool]]:
+) -> list[Outcome]:
     if sandbox == "required":
         machine.require_sandbox()
     elif sandbox != "off":
         raise machine.SandboxError(f"sandbox is {sandbox!r}, but must be required or off.")
     cores = len(os.sched_getaffinity(0))
     budget = TimeBudget(len(submissions), cores, limits.seconds, total)
-
-    def run(submission: Submission) -> tuple[list[object], bool]:
-        return _run(submission, Limits(budget.next(), limits.memory), sandbox, explain)
-
     with ThreadPoolExecutor(cores) as threads:
-        return list(threads.map(run, submissions))
+        return list(threads.map(lambda s: _run(s, Limits(budget.next(), limits.memory), sandbox, explain), submissions))
 
 
-def _run(submission: Submission, limits: Limits, sandbox: str, explain: bool) -> tuple[list[object], bool]:
-    """Returns the results of the tests that ended, and whether the tester ended in time."""
+def _run(submission: Submission, limits: Limits, sandbox: str, explain: bool) -> Outcome:
     root = str(HERE.parents[1]) if sandbox == "off" else CODE_ROOT
     deadline, seconds = time.monotonic() + limits.seconds, max(1, math.ceil(limits.seconds))
     environment = machine.environment()
@@ -174,7 +158,13 @@ def _run(submission: Submission, limits: Limits, sandbox: str, explain: bool) ->
         start("tester", tests, TESTER_MEMORY, reply_in, request_out, results_out)
         for pipe in (request_in, request_out, reply_in, reply_out, results_out):
             pipe.close()
-        return _read_results(results_in, len(submission.tests), deadline)
+        results, in_time = _read_results(results_in, len(submission.tests), deadline)
+    passed = [result is True for result in results] + [False] * (len(submission.tests) - len(results))
+    if all(passed):
+        return passed, None
+    if results and isinstance(results[-1], list):
+        return passed, Failure(*results[-1])._replace(test=len(results) - 1)
+    return passed, Failure("ended" if in_time else "time", test=len(results))
 
 
 def _pipe(stack: ExitStack) -> tuple[IO[bytes], IO[bytes]]:

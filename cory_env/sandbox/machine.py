@@ -21,6 +21,7 @@ LINKS = {"/dev/stdin": "/tmp/.stdin", "/dev/stdout": "/tmp/.stdout"}  # the file
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 CODE_ROOT = "/sandbox"
 CODE = f"{CODE_ROOT}/cory_env/sandbox"  # path of this folder in the sandbox
+BWRAP_OPTIONS = {"link": "--symlink", "file": "--ro-bind", "device": "--dev-bind"}
 TEMPORARY = 16 * 2**20  # bytes of the temporary folder, and of any file
 # Unnamed users, the same range as systemd's. Each process gets one, so that the system counts its resources separately.
 UNNAMED_UIDS = range(61184, 65520)
@@ -82,13 +83,18 @@ def environment() -> dict[str, str]:
     }
 
 
-def _visible_paths() -> list[tuple[str, str]]:
-    """Returns the paths visible in the sandbox: each as the path outside and the path inside."""
+def _view() -> list[tuple[str, str, str]]:
+    """Returns what a process sees: links, read-only files and devices, each as its kind, source and path inside."""
     paths = [path for path in SYSTEM if os.path.exists(path)]
     for path in dict.fromkeys((sys.base_prefix, os.path.dirname(interpreter()), packages())):
         if not any(Path(path).is_relative_to(other) for other in paths):
             paths.append(path)
-    return [*((path, path) for path in paths), (str(HERE), CODE)]
+    return [
+        *(("link", os.readlink(path), path) if os.path.islink(path) else ("file", path, path) for path in paths),
+        ("file", str(HERE), CODE),
+        *(("device", path, path) for path in DEVICES),
+        *(("link", target, path) for path, target in LINKS.items()),
+    ]
 
 
 def _bwrap_command(command: Sequence[str]) -> list[str]:
@@ -100,22 +106,16 @@ def _bwrap_command(command: Sequence[str]) -> list[str]:
         "--as-pid-1",
         *("--perms", "1777", "--size", str(TEMPORARY), "--tmpfs", "/tmp"),  # before the paths, which may be below it
     ]
-    inside_paths = [*(inside for _, inside in _visible_paths()), *DEVICES]
-    parents = dict.fromkeys(str(above) for inside in inside_paths for above in reversed(Path(inside).parents))
+    view = _view()
+    parents = dict.fromkeys(str(above) for *_, inside in view for above in reversed(Path(inside).parents))
     for parent in parents:  # bwrap itself would make them accessible only to its own user
         words += ["--dir", parent]
-    for outside, inside in _visible_paths():
-        link = os.path.islink(outside)
-        words += ["--symlink", os.readlink(outside), inside] if link else ["--ro-bind", outside, inside]
-    for device in DEVICES:
-        words += ["--dev-bind", device, device]
-    for path, target in LINKS.items():
-        words += ["--symlink", target, path]
+    for kind, source, inside in view:
+        words += [BWRAP_OPTIONS[kind], source, inside]
     return [*words, "--remount-ro", "/", "--chdir", "/tmp", "--", *command]
 
 
 def _namespaces_command(command: Sequence[str]) -> list[str]:
     uid = random.SystemRandom().choice(UNNAMED_UIDS)
-    arguments = (_visible_paths(), DEVICES, LINKS, TEMPORARY, uid, list(command))
     enter = f"import sys; sys.path.insert(0, {str(HERE.parents[1])!r}); from cory_env.sandbox.namespaces import main; "
-    return [interpreter(), *OPTIONS, "-c", f"{enter}main{arguments!r}"]
+    return [interpreter(), *OPTIONS, "-c", f"{enter}main{(_view(), TEMPORARY, uid, list(command))!r}"]

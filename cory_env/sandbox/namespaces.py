@@ -7,7 +7,7 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
@@ -20,24 +20,21 @@ NEW_ROOT = "/sys"  # exists on every system; the new root is built there, visibl
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-def enter(
-    paths: Sequence[tuple[str, str]],
-    devices: Sequence[str],
-    links: Mapping[str, str],
-    size: int,
-    uid: int,
-    command: Sequence[str],
-) -> None:
+View = Sequence[tuple[str, str, str]]
+"""What a process sees: links, read-only files and devices, each as its kind, source and path inside."""
+
+
+def enter(view: View, size: int, uid: int, command: Sequence[str]) -> None:
     """Sandboxes this process, which then becomes the command; does not return.
 
     Args:
-        paths: The paths visible inside, read-only: each as the path outside and the path inside.
+        size: Bytes of the temporary folder.
     """
     _call("unshare", CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWPID | CLONE_NEWNET)
     if child := os.fork():  # the first process of the new namespace; it dies with this one
         _call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 255)
-    _build_root(paths, devices, links, size)
+    _build_root(view, size)
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
@@ -46,27 +43,25 @@ def enter(
     os.execv(command[0], list(command))  # as a user other than 0 it keeps no capability
 
 
-def _build_root(paths: Sequence[tuple[str, str]], devices: Sequence[str], links: Mapping[str, str], size: int) -> None:
+def _build_root(view: View, size: int) -> None:
     """Builds a new root file system, makes it the root, and unmounts the old one."""
     _mount(None, "/", MS_REC | MS_PRIVATE)
     _mount("tmpfs", NEW_ROOT, MS_NOSUID | MS_NODEV, "size=1m,mode=755")
     os.mkdir(f"{NEW_ROOT}/tmp")  # before the paths, some of which may be below /tmp
     _mount("tmpfs", f"{NEW_ROOT}/tmp", MS_NOSUID | MS_NODEV, f"size={size},mode=1777")
-    for outside, inside in [*paths, *((device, device) for device in devices)]:
+    for kind, source, inside in view:
         target = NEW_ROOT + inside
         os.makedirs(os.path.dirname(target), exist_ok=True)
-        if os.path.islink(outside):
-            os.symlink(os.readlink(outside), target)
+        if kind == "link":
+            os.symlink(source, target)
             continue
-        if os.path.isdir(outside):
+        if os.path.isdir(source):
             os.makedirs(target, exist_ok=True)
         else:
             open(target, "w").close()
-        _mount(outside, target, MS_BIND)
-        if outside not in devices:
+        _mount(source, target, MS_BIND)
+        if kind == "file":
             _mount(None, target, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
-    for path, destination in links.items():
-        os.symlink(destination, NEW_ROOT + path)
     _mount(None, NEW_ROOT, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
     os.chdir(NEW_ROOT)
     _call("pivot_root", b".", b".")

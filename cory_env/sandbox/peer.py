@@ -1,6 +1,7 @@
 """Requests between the two sandboxed processes: each uses the other's objects through proxies (`remote`)."""
 
 import threading
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any, BinaryIO
 
@@ -80,29 +81,9 @@ class Peer:
 
     def execute(self, operation: str, target: Any, *arguments: Any) -> Any:
         """Executes what the other process requests."""
-        match operation, arguments:
-            case "call", [tuple(positional), tuple(keywords)]:
-                return target(*positional, **dict(keywords))
-            case "operate", [str(name), *operands]:
-                return OPERATORS[name](target, *operands)
-            case "attribute", [str(name)]:
-                return getattr(target, name)
-            case "set", [str(name), value]:
-                return setattr(target, name, value)
-            case "delete", [str(name)]:
-                return delattr(target, name)
-            case "next", [int(count)]:
-                return _next_items(target, count)
-            case "content", []:
-                return next((kind(target) for kind in CONTAINERS.values() if isinstance(target, kind)), None)
-            case "signature", []:
-                import inspect
-
-                parameters = inspect.signature(target).parameters.values()
-                return tuple((part.name, part.kind.value, part.default is not part.empty) for part in parameters)
-            case "await", []:
-                return self._event_loop.run_until_complete(target)
-        raise ValueError(f"unknown operation {operation}")
+        if operation == "await":
+            return self._event_loop.run_until_complete(target)
+        return OPERATIONS[operation](target, *arguments)
 
     @cached_property
     def _event_loop(self) -> Any:
@@ -120,7 +101,7 @@ class Peer:
 
     def operate(self, name: str, target: object, *operands: object) -> Any:
         """Applies an operator to an object of the other process."""
-        return self.request("operate", target, name, *operands)
+        return self.request(name, target, *operands)
 
     def _send(self, *message: object) -> None:
         with unlimited():
@@ -149,3 +130,28 @@ def _next_items(iterator: Any, count: int) -> tuple[tuple[Any, ...], BaseExcepti
     except BaseException as error:
         return tuple(items), error
     return tuple(items), None
+
+
+def _content(target: Any) -> Any:
+    """Returns an object of a class that extends a container as that container; None for others."""
+    return next((kind(target) for kind in CONTAINERS.values() if isinstance(target, kind)), None)
+
+
+def _parameters(target: Any) -> tuple[Any, ...]:
+    import inspect
+
+    parameters = inspect.signature(target).parameters.values()
+    return tuple((part.name, part.kind.value, part.default is not part.empty) for part in parameters)
+
+
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    **OPERATORS,
+    "call": lambda target, positional, keywords: target(*positional, **dict(keywords)),
+    "attribute": getattr,
+    "set": setattr,
+    "delete": delattr,
+    "next": _next_items,
+    "content": _content,
+    "signature": _parameters,
+}
+"""What one process may request of an object of the other, by name."""

@@ -8,38 +8,41 @@ test's own value, and arithmetic with such a value yields an object of the progr
 number (`tester`).
 """
 
+import builtins
 import copy
 import math
 import operator
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Protocol
 
-COMPARISONS = {name: getattr(operator, name) for name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")}
-ARITHMETIC: dict[str, Callable[..., Any]] = {"__divmod__": divmod, "__rdivmod__": lambda x, y: divmod(y, x)}
-for _name in (
-    *("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod"),
+
+def _named(*names: str) -> dict[str, Callable[..., Any]]:
+    """Returns functions of `operator`, `math` or Python itself by special name, such as `__add__`."""
+    functions = {**vars(builtins), **{name: getattr(math, name) for name in ("trunc", "floor", "ceil")}}
+    return {f"__{name}__": vars(operator).get(f"__{name}__") or functions[name] for name in names}
+
+
+COMPARISONS = _named("eq", "ne", "lt", "le", "gt", "ge")
+ARITHMETIC = _named(
+    *("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "divmod"),
     *("pow", "lshift", "rshift", "and", "or", "xor"),
-):
-    _function = getattr(operator, f"__{_name}__")
-    ARITHMETIC[f"__{_name}__"] = _function
-    ARITHMETIC[f"__r{_name}__"] = lambda x, y, _function=_function: _function(y, x)
-    ARITHMETIC[f"__i{_name}__"] = getattr(operator, f"__i{_name}__")
-NUMBERS: dict[str, Callable[..., Any]] = {
-    **{"__bool__": bool, "__int__": int, "__float__": float, "__complex__": complex, "__index__": operator.index},
-    **{"__abs__": abs, "__neg__": operator.neg, "__pos__": operator.pos, "__invert__": operator.invert},
-    **{"__round__": round, "__trunc__": math.trunc, "__floor__": math.floor, "__ceil__": math.ceil},
-}
+)
+for _name, _function in list(ARITHMETIC.items()):
+    ARITHMETIC[f"__r{_name[2:]}"] = lambda x, y, _function=_function: _function(y, x)
+    if _name != "__divmod__":
+        ARITHMETIC[f"__i{_name[2:]}"] = getattr(operator, f"__i{_name[2:]}")
+NUMBERS = _named(
+    *("bool", "int", "float", "complex", "index", "abs", "neg", "pos", "invert"),
+    *("round", "trunc", "floor", "ceil"),
+)
 OTHERS: dict[str, Callable[..., Any]] = {
-    **{"__len__": len, "__iter__": iter, "__next__": next, "__reversed__": reversed, "__hash__": hash},
-    **{"__getitem__": operator.getitem, "__setitem__": operator.setitem, "__delitem__": operator.delitem},
-    **{"__str__": str, "__repr__": repr, "__format__": format, "__copy__": copy.copy},
+    **_named("len", "iter", "next", "reversed", "hash", "str", "repr", "format"),
+    **_named("getitem", "setitem", "delitem", "contains", "aiter", "anext"),
+    "__copy__": copy.copy,
     "__deepcopy__": lambda target, _: copy.deepcopy(target),
-    "__contains__": operator.contains,
     "__instancecheck__": lambda kind, instance: isinstance(instance, kind),
     "__enter__": lambda target: target.__enter__(),
     "__exit__": lambda target, kind, error, _: target.__exit__(kind, error, None),
-    "__aiter__": aiter,
-    "__anext__": anext,
     "__aenter__": lambda target: target.__aenter__(),
     "__aexit__": lambda target, kind, error, _: target.__aexit__(kind, error, None),
 }
@@ -56,7 +59,7 @@ PLAIN_CLASSES = (int, float, complex, str, bytes, tuple, frozenset)  # immutable
 
 
 class Connection(Protocol):
-    """The connection to the other process, as proxies use it."""
+    """The connection to the other process, as proxies use it; see `Peer`."""
 
     def request(self, operation: str, *arguments: object) -> Any:
         """Lets the other process execute an operation."""
@@ -106,6 +109,16 @@ def _requested(name: str) -> Any:
     return property(get)
 
 
+def _forward(name: str) -> Callable[..., Any]:
+    """Returns the method of proxies for an operator."""
+
+    def method(self: Any, *arguments: object) -> Any:
+        return self.__remote__.connection.operate(name, self, *arguments)
+
+    method.__name__ = name
+    return method
+
+
 class RemoteClass(type):
     """The class of classes that mirror those of the other process."""
 
@@ -120,20 +133,13 @@ class RemoteClass(type):
         if type.__instancecheck__(cls, instance):
             return True
         return isinstance(instance, RemoteObject) and bool(
-            cls.__remote__.connection.request("operate", cls, "__instancecheck__", instance)
+            cls.__remote__.connection.request("__instancecheck__", cls, instance)
         )
 
     def __bool__(cls) -> bool:
         return True
 
-    def __iter__(cls) -> Any:
-        return cls.__remote__.connection.request("operate", cls, "__iter__")
-
-    def __len__(cls) -> Any:
-        return cls.__remote__.connection.request("operate", cls, "__len__")
-
-    def __getitem__(cls, key: object) -> Any:
-        return cls.__remote__.connection.request("operate", cls, "__getitem__", key)
+    __iter__, __len__, __getitem__ = map(_forward, ("__iter__", "__len__", "__getitem__"))
 
 
 class RemoteObject:
@@ -173,16 +179,6 @@ _DOC = type.__getattribute__(RemoteObject, "__dict__")["__doc__"]
 def is_remote(value: object) -> bool:
     """Returns whether a value is an object or a class of the other process."""
     return isinstance(value, RemoteObject | RemoteClass)
-
-
-def _forward(name: str) -> Callable[..., Any]:
-    """Returns the method of `RemoteObject` for an operator."""
-
-    def method(self: RemoteObject, *arguments: object) -> Any:
-        return self.__remote__.connection.operate(name, self, *arguments)
-
-    method.__name__ = name
-    return method
 
 
 for _name in OPERATORS:

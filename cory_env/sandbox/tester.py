@@ -17,7 +17,7 @@ from cory_env.sandbox.failures import RECORD, Operands, Raised, describe_failure
 from cory_env.sandbox.outputs import same_output
 from cory_env.sandbox.peer import Peer
 from cory_env.sandbox.protocol import ChannelClosed, take_standard_streams
-from cory_env.sandbox.remote import ARITHMETIC, COMPARISONS, NUMBERS, RemoteObject, is_remote, plain_base
+from cory_env.sandbox.remote import ARITHMETIC, COMPARISONS, NUMBERS, OPERATORS, RemoteObject, is_remote, plain_base
 
 RUN = "run"  # the tests' function that runs the program as a script: run(input) returns its output
 COMPILES = "__compiles__"  # the tests' function that only compiles the program
@@ -81,7 +81,7 @@ class ProgramProxy(Peer):
         """Returns the program's exception, but ends of iterations only from iterators."""
         match details:
             case [str(name), str(message), int() | None as line]:
-                if isinstance(error, ITERATION_ENDS) and operation not in ("operate", "next", "await"):
+                if isinstance(error, ITERATION_ENDS) and operation not in (*OPERATORS, "next", "await"):
                     error = RuntimeError(message)
                 self.raised = (error, Raised(name, message, line))
                 return error
@@ -141,13 +141,15 @@ class ProgramProxy(Peer):
         """Executes what the program requests of an object that a test passed to it, if that is harmless."""
         allowed = False
         if operation in ("attribute", "set", "delete"):
-            name = str(arguments[0])
-            allowed = not name.startswith("_") and not isinstance(target, OPAQUE)
-            allowed = allowed and (operation == "attribute" or type(target).__module__ == TESTS)
-            allowed = allowed or (operation == "attribute" and name in READABLE.get(type(target), ()))
+            name = arguments[0]
+            # A text of the program's own class could look different in each of these checks.
+            is_public = type(name) is str and not name.startswith("_") and not isinstance(target, OPAQUE)
+            is_readable = type(name) is str and name in READABLE.get(type(target), ())
+            allowed = is_public and type(target).__module__ == TESTS
+            allowed = allowed or (operation == "attribute" and (is_public or is_readable))
         elif operation == "call":
             allowed = callable(target)
-        elif operation == "operate":
+        elif operation in OPERATORS:
             allowed = not isinstance(target, types.ModuleType | type)
         elif operation == "signature":
             allowed = isinstance(target, types.FunctionType | types.MethodType)

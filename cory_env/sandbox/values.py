@@ -32,6 +32,8 @@ CONTAINERS: dict[str, Any] = {
 BY_ARGUMENTS: dict[
     str, Callable[[Any], Any]
 ] = {  # other types that are sent by value: arguments that make an equal one
+    "builtins.ellipsis": lambda _: (),
+    "builtins.NotImplementedType": lambda _: (),
     "builtins.complex": lambda value: (value.real, value.imag),
     "builtins.bytes": lambda value: (value.hex(),),
     "builtins.range": lambda value: (value.start, value.stop, value.step),
@@ -49,12 +51,13 @@ BY_ARGUMENTS: dict[
     **{f"pathlib.{name}": lambda value: value.parts for name in ("PosixPath", "PurePosixPath")},
 }
 MAKERS: dict[str, Callable[..., Any]] = {  # if not the type itself
+    "builtins.ellipsis": lambda: Ellipsis,
+    "builtins.NotImplementedType": lambda: NotImplemented,
     "builtins.bytes": bytes.fromhex,
     "builtins.dict_keys": lambda *keys: dict.fromkeys(keys).keys(),
     "builtins.dict_items": lambda *items: dict(items).items(),
 }
 TYPES = {"NoneType": type(None)} | {name: kind for name, kind in vars(builtins).items() if isinstance(kind, type)}
-CONSTANTS = {"Ellipsis": Ellipsis, "NotImplemented": NotImplemented}
 SCALARS = frozenset({type(None), bool, int, float, str})
 MAX_NAME = 100
 
@@ -196,8 +199,6 @@ class Values:
         name = f"{kind.__module__}.{kind.__qualname__}"
         if name in BY_ARGUMENTS and _find(name) in (kind, None):
             return ["value", name, [self._encode(argument) for argument in BY_ARGUMENTS[name](value)]]
-        if value is Ellipsis or value is NotImplemented:
-            return ["constant", repr(value)]
         if is_exception(kind):
             arguments = value.__reduce__()[1]  # unlike `args`, with the path of an OSError
             if isinstance(value, BaseExceptionGroup):
@@ -267,8 +268,6 @@ class Values:
                 return self._proxies[number]
             case ["value", str(name), list(arguments)] if name in BY_ARGUMENTS:
                 return (MAKERS.get(name) or _find(name))(*map(self._decode, arguments))
-            case ["constant", str(name)]:
-                return CONSTANTS[name]
             case ["exception", str(name), list(arguments)]:
                 return _builtin(name, BaseException)(*map(self._decode, arguments))
             case ["type", str(name)]:

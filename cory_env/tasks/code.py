@@ -9,8 +9,8 @@ The bundled problems ask for short Python functions. User data may have one of t
     question, input_output, …                   APPS: programs that read and print, and functions
 
 Each problem becomes a query with the columns of the first format. The first of several tests becomes public: feedback
-may show it, and the reward uses the others. HumanEval's public tests are the examples in the docstring instead, and its
-tests stay complete. A row's own column `public_tests` (`[]`: none) takes precedence in every format.
+may show it, and the reward uses the others. A row's own column `public_tests` (`[]`: none) takes precedence in every
+format.
 
 Prompts do not show the tests, except an example call of MBPP's functions: name and arguments, not the return value. The
 reward is the share of hidden tests that the program passes; `cory_env.rewards.code:all_passed` is 1 only if all pass.
@@ -19,12 +19,11 @@ Programs run in a sandbox, see docs/tasks.md.
 
 import ast
 import builtins
-import doctest
 import json
 from dataclasses import replace
 from pathlib import Path
 
-from cory_env.rewards.code import close_prefix
+from cory_env.rewards.code import close_prefix, read_tests
 from cory_env.tasks.definition import DataFormat, TaskDefinition
 from cory_env.tasks.task import GradedTask, Query
 
@@ -48,28 +47,25 @@ class Code(GradedTask):
 
 
 def _from_own_format(query: Query) -> Query:
-    tests = query.columns["tests"]
-    return _make_problem(query, query.text, [tests] if isinstance(tests, str) else tests)
+    return _make_problem(query, query.text, query.columns["tests"])
 
 
 def _from_mbpp(query: Query) -> Query:
-    tests, columns = query.columns["test_list"], query.columns
-    setup = columns.get("test_setup_code") or "\n".join(_texts(columns.get("test_imports")))
+    tests, columns = read_tests("test_list", query.columns["test_list"]), query.columns
+    setup = columns.get("test_setup_code") or "\n".join(read_tests("test_imports", columns.get("test_imports")))
     solution = columns.get("code")
     text = query.text.rstrip()
-    if call := _first_call(_texts(tests), _shadowing_entry(solution, _texts(tests))):
+    if call := _first_call(tests, _shadowing_entry(solution, tests)):
         text += f"\nIt is called like this: {call}"
     return _make_problem(query, text, tests, setup=setup, solution=solution)
 
 
 def _from_humaneval(query: Query) -> Query:
     entry, columns = str(query.columns["entry_point"]), query.columns
-    tests = _split_check(str(columns["test"]), entry)
     return _make_problem(
         query,
         query.text,
-        tests,
-        _docstring_tests(query.text, entry),
+        f"{columns['test']}\ncheck({entry})",
         setup=close_prefix(query.text),
         prefix=query.text,
         entry=entry,
@@ -101,45 +97,31 @@ def _from_apps(query: Query) -> Query:
     return _make_problem(query, text, tests, setup=SAME_VALUE if name else "", solution=solutions[0])
 
 
-def _make_problem(
-    query: Query, text: str, tests: object, public_tests: list[str] | None = None, **columns: object
-) -> Query:
+def _make_problem(query: Query, text: str, tests: object, **columns: object) -> Query:
     """Returns a query with the columns of a problem; its other columns stay available to prompts and rewards.
 
     Args:
-        tests: The tests. Without public tests, the first of several becomes public.
-        public_tests: The format's public tests, unless the row has its own.
+        tests: The tests. If the row has no public tests, the first of several becomes public.
     """
-    code = _texts(tests)
-    if not code or not isinstance(tests, list) or not all(isinstance(test, str) for test in tests):
-        raise _data_error(f"its tests are {tests!r:.80}, but must be code")
-    public: object = query.columns.get("public_tests")
-    if public is None:
-        public = public_tests
-    if isinstance(public, str):
-        public = [public]
-    if public is None:
-        public, code = (code[:1], code[1:]) if len(code) > 1 else ([], code)
-    if not isinstance(public, list) or len(_texts(public)) < len(public):
-        raise _data_error(f"its public_tests are {public!r:.80}, but must be code")
-    solution = columns.get("solution", query.columns.get("solution"))
+    columns = {**query.columns, **columns}
+    code, public = read_tests("tests", tests), read_tests("public_tests", columns.get("public_tests"))
+    solution = columns.get("solution")
+    if not code:
+        raise _data_error("it has no tests")
+    if columns.get("public_tests") is None and len(code) > 1:
+        public, code = code[:1], code[1:]
     if not isinstance(solution, str | None):
         raise _data_error(f"its solution {solution!r:.80} is not text")
     for test in [*public, *code]:
         _parse("the test", test)
-    columns = {**query.columns, **columns, "tests": code, "public_tests": public}
     _parse("its setup", columns.get("setup") or "")
-    if not columns.get("entry") and (entry := _shadowing_entry(solution, [*public, *code])):
-        columns["entry"] = entry
-    return replace(query, text=text, columns=columns)
+    entry = columns.get("entry") or _shadowing_entry(solution, [*public, *code])
+    named = {"entry": entry} if entry else {}
+    return replace(query, text=text, columns={**columns, **named, "tests": code, "public_tests": public})
 
 
 def _data_error(problem: str) -> ValueError:
     return ValueError(f"{problem}. Correct the row, or remove it.")
-
-
-def _texts(value: object) -> list[str]:
-    return [text for text in value if isinstance(text, str) and text.strip()] if isinstance(value, list) else []
 
 
 def _json(query: Query, column: str) -> object:
@@ -159,26 +141,6 @@ def _lines(value: object) -> str:
 def _arguments(values: object) -> str:
     """Returns code for the arguments of a call."""
     return ", ".join(map(repr, values)) if isinstance(values, list) else f"*{values!r}"
-
-
-def _docstring_tests(text: str, entry: str) -> list[str]:
-    """Returns the examples in a function's docstring as tests: each call with a literal as result, `>>> f(1)`."""
-    try:
-        functions = [node for node in ast.parse(close_prefix(text)).body if isinstance(node, ast.FunctionDef)]
-        docstring = next((ast.get_docstring(node) for node in functions if node.name == entry), None)
-        examples = doctest.DocTestParser().get_examples(docstring or "")
-    except ValueError:  # not a well-formed docstring
-        return []
-    tests = []
-    for example in examples:
-        try:
-            call = ast.parse(example.source.strip(), mode="eval").body
-            expected = ast.literal_eval(example.want.strip())
-        except (SyntaxError, ValueError):
-            continue
-        if entry in {node.id for node in ast.walk(call) if isinstance(node, ast.Name)}:
-            tests.append(f"assert {ast.unparse(call)} == {expected!r}")
-    return tests
 
 
 def _first_call(tests: list[str], entry: str) -> str:
@@ -217,30 +179,6 @@ def _parse(name: str, code: object) -> ast.Module:
         return ast.parse(str(code))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise _data_error(f"{name} {str(code)[:80]!r} is not Python ({error})") from error
-
-
-def _split_check(test: str, entry: str) -> list[str]:
-    """Splits HumanEval's function `check` into one test per assertion, or one test if the assertions are not separable.
-
-    Assertions of constants are left out.
-    """
-    try:
-        tree = ast.parse(test)
-    except (SyntaxError, ValueError) as error:
-        raise _data_error(f"test is not Python ({error})") from error
-    check = next((node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "check"), None)
-    if check is None:
-        raise _data_error("test has no function check")
-    body = [node for node in check.body if not (isinstance(node, ast.Assert) and isinstance(node.test, ast.Constant))]
-    assertions = [node for node in body if isinstance(node, ast.Assert)]
-    others = [node for node in body if not isinstance(node, ast.Assert)]
-    if not assertions or any(isinstance(inner, ast.Assert) for node in others for inner in ast.walk(node)):
-        return [f"{test.rstrip()}\ncheck({entry})"]
-    tests = []
-    for assertion in assertions:
-        check.body = [node for node in body if node is assertion or (node in others and node.lineno < assertion.lineno)]
-        tests.append(f"{ast.unparse(tree)}\ncheck({entry})")
-    return tests
 
 
 CODE = TaskDefinition(

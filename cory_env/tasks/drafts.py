@@ -8,73 +8,18 @@ two numbers and the third number, in three digits each. Its reward is 0, but an 
 numbers. So the pioneer's response can be right (the sum) or useful to the observer (the working), and the pioneer can
 learn the latter only if it shares the observer's reward.
 
-The queries are generated with a fixed seed; nothing is downloaded. The bundled model `drafts-llama-tiny` reads these
-prompts with one token per character. Its training data contained right and wrong drafts; its card describes the effect.
+The bundled model `drafts-llama-tiny` reads these prompts with one token per character. Its training data contained
+right and wrong drafts; its card describes the effect.
 """
 
-import random
-import re
+from pathlib import Path
 
 from cory_env.tasks.definition import TaskDefinition
-from cory_env.tasks.numbers import ANSWER, NUMBER_FORMAT, NumberTask
-from cory_env.tasks.rows import HOLD_OUT_EVERY
-from cory_env.tasks.task import Query
+from cory_env.tasks.numbers import NUMBER_FORMAT, NumberTask
 
-LOW, HIGH = 10, 100
-NUM_QUERIES = 10_000
-WORKING = re.compile(r"\d{3}\+\d{3}")
-
+QUERIES = Path(__file__).parents[1] / "assets" / "drafts-queries"
 PROMPT = "{query}="
 OBSERVER_PROMPT = "{query}~{reference}="
-
-Terms = tuple[int, int, int]
-
-
-def draw_queries() -> tuple[list[Query], list[Query]]:
-    """Returns 9,000 training queries and 1,000 held-out queries.
-
-    Sums of the same numbers in another order count as the same, so no sum is in both splits.
-    """
-    rng = random.Random("drafts")
-    drawn: set[tuple[int, ...]] = set()
-    train: list[Query] = []
-    test: list[Query] = []
-    while len(drawn) < NUM_QUERIES:
-        terms = draw_terms(rng)
-        if (sorted_terms := tuple(sorted(terms))) in drawn:
-            continue
-        drawn.add(sorted_terms)
-        split = train if len(drawn) % HOLD_OUT_EVERY else test
-        split.append(Query(len(split), format_query(terms), {ANSWER: str(sum(terms))}))
-    return train, test
-
-
-def draw_terms(rng: random.Random) -> Terms:
-    """Draws the three numbers of a sum."""
-    return rng.randrange(LOW, HIGH), rng.randrange(LOW, HIGH), rng.randrange(LOW, HIGH)
-
-
-def format_query(terms: Terms) -> str:
-    """Returns the text of a query, such as `48+61+35`."""
-    return "+".join(map(str, terms))
-
-
-def parse_query(query: str) -> Terms:
-    """Returns the numbers of a query."""
-    first, second, third = map(int, query.split("+"))
-    return first, second, third
-
-
-def format_working(terms: Terms) -> str:
-    """Returns the working: the sum of the first two numbers and the third, such as `109+035`."""
-    first, second, third = terms
-    return f"{first + second:03d}+{third:03d}"
-
-
-def is_working(response: str) -> bool:
-    """Returns whether a response has the format of working, right or wrong."""
-    return WORKING.fullmatch(response) is not None
-
 
 DRAFTS = TaskDefinition(
     kind=NumberTask,
@@ -83,6 +28,6 @@ DRAFTS = TaskDefinition(
     reference_separator="~",  # for three or more agents
     keep_separator=True,
     reward="cory_env.rewards.answer:whole_is_right",
-    draw=lambda: ("", *draw_queries()),
+    sources=(QUERIES / "train.csv", QUERIES / "test.csv"),
     formats=(NUMBER_FORMAT,),
 )

@@ -42,10 +42,6 @@ MATHEMATICS = TaskDefinition(
     kind=Mathematics,
     prompt="{query}\n\n" + INSTRUCTION,
     observer_prompt="{query}\n\nA solution that may be wrong:\n\n{reference}\n\n" + INSTRUCTION,
-    feedback_prompt="{query}\n\nA solution that may be wrong:\n\n{reference}\n\nAbout its form: {feedback}\n\n"
-    + INSTRUCTION,
-    feedback="cory_env.rewards.mathematics:parse_feedback",
-    solved_feedback="One answer is given, right or wrong.",
     reference_separator="\n\nAnother one:\n\n",  # for three or more agents
     reward="cory_env.rewards.mathematics:same_value",
     data_hint="a file or a hub data set with the columns problem (or question, or query) and answer (or a solution "

@@ -7,7 +7,6 @@ import csv
 import io
 import json
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from cory_env.home import upload_hint
@@ -20,14 +19,14 @@ class DataError(ValueError):
 
 
 def _read_json(name: str) -> Iterator[LocatedRow]:
-    """Yields the objects of a JSON list, or of JSON Lines, one per line; both in UTF-8."""
-    raw = _read_bytes(name)
-    if raw.lstrip().startswith(b"["):
-        objects = _parse(name, raw)
+    """Yields the objects of a JSON list, or of JSON Lines, one per line."""
+    text = _read_text(name)
+    if text.lstrip().startswith("["):
+        objects = _parse(name, text)
         assert isinstance(objects, list)
         rows = ((f"row {number}", value) for number, value in enumerate(objects, start=1))
     else:
-        lines = enumerate(raw.rstrip().splitlines(), start=1)
+        lines = enumerate(text.rstrip().split("\n") if text.strip() else (), start=1)
         rows = ((f"line {number}", _parse(f"{name} line {number}", line)) for number, line in lines)
     for location, value in rows:
         if not isinstance(value, dict):
@@ -37,64 +36,51 @@ def _read_json(name: str) -> Iterator[LocatedRow]:
         yield location, value
 
 
-def _parse(location: str, raw: bytes) -> object:
-    """Parses a JSON text; `location` is its name in messages."""
-
+def _parse(location: str, text: str) -> object:
     def to_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
         _reject_duplicates(location, [key for key, _ in pairs])  # `json` would silently keep the last one
         return dict(pairs)
 
     try:
-        value: object = json.loads(raw.decode("utf-8"), object_pairs_hook=to_object)
-        if b"\\u" in raw:
-            json.dumps(value, ensure_ascii=False).encode("utf-8")  # fails on lone surrogates
+        return json.loads(text, object_pairs_hook=to_object)
     except DataError:
         raise
     except (ValueError, RecursionError) as error:
         raise DataError(
-            f"{location} is not valid JSON in UTF-8: {error}. Write a list of objects, or one object on each line."
+            f"{location} is not valid JSON: {error}. Write a list of objects, or one object on each line."
         ) from error
-    return value
 
 
 def _read_csv(name: str) -> Iterator[LocatedRow]:
-    """Yields one row per record of a CSV file in UTF-8. The first line names the columns; every value is text.
+    """Yields one row per record of a CSV file. The first line names the columns; every value is text.
 
     An empty field becomes None, like missing values in other formats. A quoted field may contain commas and line
-    breaks; a record's location is its first line.
+    breaks; a record's location is its last line.
     """
-    raw = _read_bytes(name).rstrip(b"\r\n")
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise DataError(f"{name} line {line} is not UTF-8: {error}. Save the file as UTF-8.") from error
-    csv.field_size_limit(max(len(raw), csv.field_size_limit()))  # the default is 131,072 characters
+    text = _read_text(name).rstrip("\r\n")
+    csv.field_size_limit(max(len(text), csv.field_size_limit()))  # the default is 131,072 characters
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    line = 1
     try:
         header = next(reader, [])
         _reject_duplicates(f"{name} line 1", header)
         if not all(header):
             raise DataError(f"{name} line 1 must name every column, but has an empty name: {header}.")
-        line = reader.line_num + 1
         for fields in reader:
             if len(fields) != len(header):
                 raise DataError(
-                    f"{name} line {line} has {len(fields)} fields, but the header names {len(header)} columns: "
-                    f"{', '.join(header)}. Quote fields that contain a comma or a line break."
+                    f"{name} line {reader.line_num} has {len(fields)} fields, but the header names {len(header)} "
+                    f"columns: {', '.join(header)}. Quote fields that contain a comma or a line break."
                 )
-            yield f"line {line}", {key: field or None for key, field in zip(header, fields, strict=True)}
-            line = reader.line_num + 1
+            yield f"line {reader.line_num}", {key: field or None for key, field in zip(header, fields, strict=True)}
     except csv.Error as error:
         raise DataError(
-            f"{name} line {line} is not valid CSV: {error}. Double the quotes inside quoted fields."
+            f"{name} line {reader.line_num} is not valid CSV: {error}. Double the quotes inside quoted fields."
         ) from error
 
 
 def _reject_duplicates(location: str, names: Sequence[str]) -> None:
     if len(set(names)) < len(names):
-        name = next(name for name, count in Counter(names).items() if count > 1)
+        name = next(name for name in names if names.count(name) > 1)
         raise DataError(f"{location} repeats the name {name!r}. Rename or remove one of them.")
 
 
@@ -103,33 +89,32 @@ def _read_parquet(name: str) -> Iterator[LocatedRow]:
     import pyarrow
     from pyarrow import parquet
 
-    number = 0
+    number = 1
     try:
         with parquet.ParquetFile(name) as file:
-            columns = file.schema_arrow.names
-            _reject_duplicates(name, columns)
+            _reject_duplicates(name, file.schema_arrow.names)
             for batch in file.iter_batches():
-                for values in zip(*batch.columns, strict=True):
-                    number += 1
-                    row = {}
-                    for column, value in zip(columns, values, strict=True):
-                        try:
-                            row[column] = value.as_py()
-                        except (ArithmeticError, ValueError) as error:  # such as the year 60,000, or invalid UTF-8
-                            raise DataError(
-                                f"{name} row {number} has an unreadable value in column {column!r}: {error}. Correct "
-                                "it, or remove the column."
-                            ) from error
+                for index in range(batch.num_rows):
+                    (row,) = batch.slice(index, 1).to_pylist()
                     yield f"row {number}", row
+                    number += 1
     except DataError:
         raise
-    except (pyarrow.ArrowException, OSError, ValueError) as error:  # a foreign or damaged file
-        raise DataError(f"{name} cannot be read as Parquet after {number} rows: {error}. Recreate the file.") from error
+    # A foreign or damaged file, or a value such as the year 60,000.
+    except (pyarrow.ArrowException, OSError, ValueError, ArithmeticError) as error:
+        raise DataError(
+            f"{name} row {number} cannot be read as Parquet: {error}. Correct the value, or recreate the file."
+        ) from error
 
 
-def _read_bytes(name: str) -> bytes:
+def _read_text(name: str) -> str:
     with open(name, "rb") as file:
-        return file.read().removeprefix(b"\xef\xbb\xbf")
+        raw = file.read()
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise DataError(f"{name} line {line} is not UTF-8: {error}. Save the file as UTF-8.") from error
 
 
 READERS: dict[str, Callable[[str], Iterator[LocatedRow]]] = {

@@ -73,7 +73,7 @@ def read_queries(source: Source, required: Collection[str] = (), column: str = Q
         row = {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in values.items()}
         _check_row(location, row, column, required)
         text, history = _read_query(location, column, row.pop(column))
-        if has_surrogate([text, *(history or ())]):  # JSON in a CSV file can spell one, too
+        if has_surrogate([text, *(history or ()), row]):
             raise DataError(f"{location} {SURROGATE_PROBLEM}. Remove or replace the character.")
         queries.append(Query(id=len(queries), text=text, columns=row, history=history))
     if not queries:

@@ -232,7 +232,7 @@ def show_rewards(chain: Chain, worker: RewardWorker, report: ValidationReport) -
         for (query, text), value in zip(shown, values, strict=False):
             assert value is not None  # this worker stops on errors
             report.rewards.append((chain.roles[position], query.text, text, value))
-    warnings = find_constant_rewards(chain, worker, answers, rewards)
+    warnings = find_constant_rewards(chain, answers, rewards)
     report.warnings += warnings
     report.has_constant_reward = bool(warnings)
 

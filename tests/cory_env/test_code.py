@@ -1,7 +1,6 @@
 """The task code: the bundled problems, published data formats, and its rewards."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from cory_env.rewarding.worker import RewardError, RewardWorker
 from cory_env.rewards.code import all_passed, close_prefix, extract_program, share_passed
 from cory_env.sandbox.machine import SandboxError, require_sandbox
 from cory_env.tasks import DataError, Task, make_task
-from tests.cory_env.sample_tasks import LENGTH, tokenizer, validate
+from tests.cory_env.sample_tasks import LENGTH
 
 
 def sandbox() -> str:
@@ -43,19 +42,15 @@ def gold_answers(task: Task) -> list[str]:
 
 @pytest.mark.parametrize("step", [15, pytest.param(1, marks=pytest.mark.slow)])
 def test_bundled_solutions_pass_only_their_own_tests(step: int) -> None:
-    task = make_task("code", reward=f"cory_env.rewards.code:share_passed?sandbox={sandbox()}")
+    task = make_task("code")
     assert (len(task.train), len(task.test)) == (66, 157)
-    splits = {
-        split: [replace(query, id=number) for number, query in enumerate(task.queries(split)[::step])]
-        for split in task.splits
-    }
-    part = replace(task, train=splits["train"], test=splits["test"])
-    report = validate(part, tokenizer(), max_prompt_tokens=None, max_response_tokens=512, reward_timeout=240)
-    assert report.ok and not report.warnings, str(report)
-    for split, queries in splits.items():
-        count = len(queries)
-        assert f"{split}: {count} of {count} gold answers score 1.0" in report.facts
-        assert f"{split}: 0 of {count} wrong answers (those of the next query) score 1.0" in report.facts
+    queries = [*task.all_queries()][::step]
+    solutions = [str(task.gold(query)) for query in queries]
+    others = solutions[1:] + solutions[:1]
+    tests: Any = [query.columns["tests"] for query in queries]
+    shares = share_passed([*solutions, *others], tests * 2, sandbox=sandbox(), seconds="30")
+    assert shares[: len(queries)] == [1.0] * len(queries)
+    assert max(shares[len(queries) :]) < 1.0
 
 
 def test_prompts_do_not_contain_the_tests() -> None:
@@ -157,24 +152,17 @@ def test_published_rows_become_problems_whose_solutions_pass(
     task = make_task("code", data=data, eval_data=data)
     assert task.train[0].text.endswith(prompt_end)
     assert compute_rewards(task, gold_answers(task)) == [1.0]
-    assert compute_rewards(
-        task, ["def similar_elements(a, b): return set()\ndef close(*_): return 2\ndef volume_cone(*_): return 0"]
-    )[0] == (1 / 3 if row is HUMANEVAL else 0.0)  # one test is about a helper in the prompt
+    wrong = "def similar_elements(a, b): return set()\ndef close(*_): return 2\ndef volume_cone(*_): return 0"
+    assert compute_rewards(task, [wrong]) == [0.0]
 
 
-def test_humaneval_has_a_test_per_assertion_and_completions_may_continue_or_restart(
-    tmp_path: Path,
-) -> None:
+def test_completions_may_continue_humaneval_s_prompt_or_restart(tmp_path: Path) -> None:
     data = write(tmp_path / "data.jsonl", HUMANEVAL)
     task = make_task("code", data=data, eval_data=data)
-    assert len(task.train[0].columns["tests"]) == 3  # type: ignore[arg-type]
     complete = "Here:\n```python\ndef close(numbers, limit):\n    return len(numbers) == shift(3)\n```\nThat is all."
-    appended = "    return 0\n\ndef shift(x):\n    return 9\n"  # truncated before the first unindented line
-    assert [compute_rewards(task, [text])[0] for text in (complete, "    return True\n", appended)] == [
-        1.0,
-        2 / 3,
-        2 / 3,
-    ]
+    appended = "    return len(numbers) == 4\n\ndef shift(x):\n    return 9\n"  # cut before the first unindented line
+    texts = [complete, appended, "    return True\n"]
+    assert [compute_rewards(task, [text])[0] for text in texts] == [1.0, 1.0, 0.0]
 
 
 def test_training_and_held_out_data_may_have_different_formats(tmp_path: Path) -> None:
@@ -189,11 +177,8 @@ def test_training_and_held_out_data_may_have_different_formats(tmp_path: Path) -
 def test_invalid_problems_are_reported_by_row(tmp_path: Path) -> None:
     valid = {"query": "Add.", "tests": ["assert add(1, 2) == 3"]}
     for invalid, message in (
-        ({"tests": []}, r"query 'Add.': its tests are \[\], but must be code"),
-        (
-            {"tests": ["assert add(1, 1) == 2", None]},
-            r"its tests are \['assert add\(1, 1\) == 2', None\], but must be code",
-        ),
+        ({"tests": []}, "query 'Add.': it has no tests"),
+        ({"tests": ["assert add(1, 1) == 2", None]}, r"column tests contains \['assert .*', None\], but must be code"),
         ({"tests": ["assert add(1, 1) == 2"], "solution": ["a"]}, r"its solution \['a'\] is not text"),
         ({"tests": ["assert add(1"]}, r"the test 'assert add\(1' is not Python"),
         ({"tests": ["assert add(1)", "(" * 9999]}, r"the test '\(+' is not Python"),

@@ -9,7 +9,6 @@ import pytest
 from cory_env.rewarding.worker import RewardError, RewardWorker
 from cory_env.rewards import code
 from cory_env.tasks import DataError, Task, make_task
-from tests.cory_env.sample_tasks import tokenizer, validate
 from tests.cory_env.test_code import (
     APPS,
     APPS_CALLED,
@@ -253,6 +252,8 @@ def test_the_first_of_several_tests_becomes_public(tmp_path: Path) -> None:
     mbpp_tests: Any = MBPP["test_list"]
     assert public_tests(tmp_path, MBPP) == (mbpp_tests[:1], mbpp_tests[1:])
     assert public_tests(tmp_path, SANITIZED) == ([], SANITIZED["test_list"])
+    public, hidden = public_tests(tmp_path, HUMANEVAL)
+    assert public == [] and len(hidden) == 1
     public, hidden = public_tests(tmp_path, APPS)
     assert public == ["assert same_output(run('2\\n1 2\\n3 4\\n'), '3.0\\n7.0\\n')"] and len(hidden) == 1
     assert public_tests(tmp_path, APPS_CALLED) == (
@@ -268,36 +269,12 @@ def test_a_row_may_bring_its_own_public_tests(tmp_path: Path) -> None:
     assert public_tests(tmp_path, OWN | {"public_tests": []}) == ([], OWN["tests"])
     assert public_tests(tmp_path, MBPP | {"public_tests": []}) == ([], MBPP["test_list"])
     for wrong, message in (
-        ([3], "its public_tests are"),
+        ([3], r"column public_tests contains \[3\], but must be code"),
         (["assert ("], "is not Python"),
-        ({"a": 1}, "its public_tests"),
+        ({"a": 1}, "column public_tests contains {'a': 1}"),
     ):
         with pytest.raises(DataError, match=message):
             public_tests(tmp_path, OWN | {"public_tests": wrong})
-
-
-@pytest.mark.parametrize(
-    ("docstring", "expected"),
-    [
-        ("    >>> close([1.0, 2.0], 0.5)\n    False\n", ["assert close([1.0, 2.0], 0.5) == False"]),
-        (
-            "    >>> close([1], 1)\n    True\n    >>> close([], 0)\n    False\n",
-            ["assert close([1], 1) == True", "assert close([], 0) == False"],
-        ),
-        ("    >>> close([1], 1)\n    Traceback (most recent call last):\n    ValueError\n", []),
-        ("    >>> close([1], 1)\n    a generator\n    >>> x = 1\n    >>> 1 + 1\n    2\n", []),
-        ("    close([1], 1) == True\n", []),
-        ("    >>>close([1], 1)\n  True\n", []),
-    ],
-)
-def test_public_tests_of_humaneval_are_the_examples_of_the_docstring(
-    docstring: str, expected: list[str], tmp_path: Path
-) -> None:
-    prompt = f'def close(numbers, limit):\n    """ Are two numbers closer than limit?\n{docstring}    """\n'
-    data = write(tmp_path / "data.jsonl", HUMANEVAL | {"prompt": prompt})
-    columns = make_task("code", data=data, eval_data=data).train[0].columns
-    assert columns["public_tests"] == expected
-    assert len(columns["tests"]) == 3  # type: ignore[arg-type]
 
 
 def test_prompts_contain_feedback_and_not_the_hidden_tests(tmp_path: Path) -> None:
@@ -311,19 +288,6 @@ def test_prompts_contain_feedback_and_not_the_hidden_tests(tmp_path: Path) -> No
     assert "\n\nadd = 1\n\nThe result of its tests:\n\nFailed test: assert add(1, 2) == 3\n\nAnswer with" in prompt
     assert "add(0, 0)" not in prompt
     assert "result" not in task().observer_prompt(query, ["add = 1"])
-    spec = f"{SPEC}?sandbox={sandbox()}"
-    rows = [
-        OWN,
-        OWN
-        | {"query": "Subtract.", "tests": ["assert minus(3, 1) == 2"] * 2, "solution": "minus = lambda a, b: a - b"},
-    ]
-    data = write(tmp_path / "two.jsonl", *rows)
-    reward = f"cory_env.rewards.code:share_passed?sandbox={sandbox()}"
-    two = make_task("code", data=data, eval_data=data, reward=reward, feedback=spec)
-    report = validate(two, tokenizer(), max_prompt_tokens=None, max_response_tokens=64)
-    assert report.ok, str(report)
-    assert "feedback: nothing to correct in 0 of 2 wrong answers" in report.facts
-    assert any("NameError: name 'add' is not defined" in prompt for prompt, _ in report.prompts.values())
 
 
 def test_bundled_problems_have_public_tests_and_differ() -> None:

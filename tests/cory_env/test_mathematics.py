@@ -2,13 +2,14 @@
 
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cory_env.rewarding.worker import RewardWorker
-from cory_env.rewards.mathematics import MAX_SECONDS, gold_text, parse_feedback
+from cory_env.rewards.mathematics import gold_text
 from cory_env.tasks import DataError, Task, make_task
 from tests.cory_env.sample_tasks import LENGTH, tokenizer, validate
 
@@ -29,10 +30,16 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-def compute_rewards(answers: list[str], gold: str, timeout: float = 60) -> list[float | None]:
+@pytest.fixture(scope="module")
+def worker() -> Iterator[RewardWorker]:
     pytest.importorskip("math_verify", reason="the extra math is not installed")
-    with RewardWorker(SPEC, timeout=timeout) as worker:
-        return worker.rewards(["?"] * len(answers), answers, {"answer": [gold] * len(answers)})
+    with RewardWorker(SPEC, timeout=15) as worker:
+        worker.rewards(["?"], ["1"], {"answer": ["5"]})  # imports sympy, which takes a while
+        yield worker
+
+
+def compute_rewards(worker: RewardWorker, answers: list[str], gold: str) -> list[float | None]:
+    return worker.rewards(["?"] * len(answers), answers, {"answer": [gold] * len(answers)})
 
 
 @pytest.mark.parametrize(
@@ -53,81 +60,15 @@ def compute_rewards(answers: list[str], gold: str, timeout: float = 60) -> list[
         (r"Hence $\boxed{\{-2, 2\}}$", [r"\boxed{\{2, -2\}}"], [r"\boxed{2}"]),
     ],
 )
-def test_answers_are_compared_by_value(gold: str, right: list[str], wrong: list[str]) -> None:
-    assert compute_rewards([*right, *wrong], gold) == [1.0] * len(right) + [0.0] * len(wrong)
+def test_answers_are_compared_by_value(gold: str, right: list[str], wrong: list[str], worker: RewardWorker) -> None:
+    assert compute_rewards(worker, [*right, *wrong], gold) == [1.0] * len(right) + [0.0] * len(wrong)
 
 
-def test_slow_comparisons_are_wrong_and_keep_the_time_limit_of_a_call() -> None:
+def test_slow_comparisons_are_wrong_and_keep_the_time_limit_of_a_call(worker: RewardWorker) -> None:
     towers = [r"\boxed{9^{9^{9^9}}}", r"\boxed{10^{10^{10^{10}}}}"] * 3
-    compute_rewards(["1"], "5")  # imports sympy, which takes a while
     started = time.monotonic()
-    assert compute_rewards([*towers, "5"], "5", timeout=15) == [0.0] * 6 + [1.0]
+    assert compute_rewards(worker, [*towers, "5"], "5") == [0.0] * 6 + [1.0]
     assert time.monotonic() - started < 15
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        r"Hence $\boxed{\frac{1}{2}}$.",
-        r"\boxed{\boxed{3}}",
-        r"\boxed{1}, that is \boxed{1}",
-        "The answer is 18.",
-        r"Final answer: $\frac34$",
-        "3 + 4 = 7\n#### 7",
-        "$18$.",
-        r"\boxed{2, 3}",
-        r"\boxed{\text{blue}}",
-    ],
-)
-def test_feedback_is_none_if_one_answer_can_be_read_right_or_wrong(answer: str) -> None:
-    pytest.importorskip("math_verify", reason="the extra math is not installed")
-    conversation: Any = [{"role": "assistant", "content": answer}]
-    assert parse_feedback([answer, conversation]) == [None, None]
-
-
-@pytest.mark.parametrize(
-    ("answer", "expected"),
-    [
-        ("", "No answer was found. Put the final answer in \\boxed{}."),
-        ("I do not know.", "No answer was found. Put the final answer in \\boxed{}."),
-        (r"So \boxed{ }.", "\\boxed{} is empty. Put the final answer in it."),
-        (r"So \boxed{3", "The brace of \\boxed{ is not closed, so the answer cannot be read."),
-        (r"\boxed{1} or \boxed{2}", "There are 2 different answers in \\boxed{}: 1; 2. Write one \\boxed{}."),
-        (r"\boxed{\frac{1}{}}", r"The answer `\frac{1}{}` cannot be parsed as mathematics."),
-        (
-            "First, $x=3$, and then",
-            "No final answer is marked; the last expression is `x=3`. Put the final answer in \\boxed{}.",
-        ),
-    ],
-)
-def test_feedback_says_why_no_answer_can_be_read(answer: str, expected: str) -> None:
-    pytest.importorskip("math_verify", reason="the extra math is not installed")
-    assert parse_feedback([answer]) == [expected]
-
-
-def test_feedback_is_short_and_fast() -> None:
-    pytest.importorskip("math_verify", reason="the extra math is not installed")
-    parse_feedback(["1"])
-    started = time.monotonic()
-    for text in parse_feedback(
-        ["\\boxed{" * 20_000, "\\boxed{" + "9" * 20_000 + "\n\x1b[0m_}", "\\boxed{x}\\boxed{y}" * 2000]
-    ):
-        assert text and len(text) < 300 and text.isprintable()
-    assert time.monotonic() - started < 3 * MAX_SECONDS + 1
-
-
-def test_feedback_does_not_depend_on_the_gold_answer(tmp_path: Path) -> None:
-    pytest.importorskip("math_verify", reason="the extra math is not installed")
-    task = make_task("math", data=write(tmp_path / "math.jsonl", MATH), feedback="task")
-    with RewardWorker(task.reward, feedback=task.feedback, timeout=60) as worker:
-        completions = [r"\boxed{7}", "Hm.", r"\boxed{\frac{1}{2}}"]
-        assert worker.feedback(["?"] * 3, completions, {"answer": [r"\frac{1}{2}"] * 3}) == [
-            None,
-            "No answer was found. Put the final answer in \\boxed{}.",
-            None,
-        ]
-    prompt = task.observer_prompt(task.train[0], ["Hm."], "No answer was found.")
-    assert "\n\nHm.\n\nAbout its form: No answer was found.\n\nReason" in prompt
 
 
 def test_rows_of_math_and_gsm8k_have_right_gold_answers(tmp_path: Path) -> None:

@@ -71,20 +71,10 @@ def test_the_reward_of_one_role_may_be_constant(tokenizer: "PreTrainedTokenizerB
     assert warning.startswith("The reward of the pioneer is 0,") and SOUND not in str(by_role)
 
 
-def test_a_reward_that_reads_messages_as_texts_is_told_their_form(tokenizer: "PreTrainedTokenizerBase") -> None:
-    report = check("has_word", tokenizer, messages=True)
-    constant, misread = report.warnings
-    assert constant.startswith("The reward is -0.01,") and SOUND not in str(report)
-    assert misread.startswith("The reward is the same for all lists of messages, but not for the texts")
-    assert misread.endswith(MESSAGES_RULE)
-    always_constant = check("fixed", tokenizer, messages=True)  # not because of the messages
-    assert len(always_constant.warnings) == 2 and always_constant.warnings[1] == MESSAGES_RULE
-
-
-def test_one_function_of_a_sum_that_misreads_messages_is_named(tokenizer: "PreTrainedTokenizerBase") -> None:
-    report = check(f"has_word + {REWARDS}:token_count", tokenizer, messages=True)
-    (warning,) = report.warnings  # the sum varies
-    assert warning.startswith("The reward has_word is the same for all lists of messages")
+def test_a_constant_reward_of_conversations_is_told_the_form_of_messages(tokenizer: "PreTrainedTokenizerBase") -> None:
+    report = check("has_word", tokenizer, messages=True)  # it reads messages as texts
+    constant, rule = report.warnings
+    assert constant.startswith("The reward is -0.01,") and SOUND not in str(report) and rule == MESSAGES_RULE
 
 
 def test_a_reward_that_fails_on_messages_is_told_their_form(tokenizer: "PreTrainedTokenizerBase") -> None:

@@ -6,8 +6,9 @@ import pytest
 
 from cory_env.episode import ChainEpisode
 from cory_env.functions import SpecError
+from cory_env.rewarding.child import call_all, load_functions
 from cory_env.rewarding.episodes import reward_episodes
-from cory_env.rewarding.process import Reward
+from cory_env.rewarding.process import Batch, Reward
 from cory_env.rewarding.spec import parse_sum, short_names, weighted_sum
 from cory_env.rewarding.worker import RewardError, RewardWorker
 from tests.cory_env.sample_tasks import QUERIES, chain, response
@@ -120,13 +121,17 @@ def test_sums_round_trip_and_malformed_ones_are_rejected() -> None:
 )
 def test_values_of_settings_may_contain_any_text(value: str) -> None:
     escaped = value.replace("%", "%25").replace("+", "%2B").replace("*", "%2A").replace("&", "%26")
-    for function, expected in ((f"value_of?value={escaped}&other=x", 1.0), (f"value_of?other={escaped}", 2.0)):
-        with worker(function) as single, worker(function, "length", weights=[2.0, 0.0]) as weighted:
-            assert single.rewards(["query"], [value], {}) == [expected]
-            assert weighted.rewards(["query"], [value], {}) == [2 * expected]
     in_list = value.replace("%", "%25").replace("&", "%26")  # each entry of a list is one function
-    with worker(f"value_of?value={in_list}", "length", weights=[2.0, 0.0]) as listed:
-        assert listed.rewards(["query"], [value], {}) == [2.0]
+
+    def compute(function: str, weights: list[float] | None = None) -> object:
+        """The reward, without a process of its own."""
+        functions = [MODULE + function, *([] if weights is None else [f"{MODULE}length"])]
+        batch = Batch({"prompts": ["query"], "completions": [value]})
+        return call_all(load_functions(weighted_sum(functions, weights)), batch).values[0]
+
+    for function, expected in ((f"value_of?value={escaped}&other=x", 1.0), (f"value_of?other={escaped}", 2.0)):
+        assert compute(function) == expected and compute(function, [2.0, 0.0]) == 2 * expected
+    assert compute(f"value_of?value={in_list}", [2.0, 0.0]) == 2.0
 
 
 def test_a_weighted_sum_that_fp32_cannot_hold_is_a_failure() -> None:

@@ -1,28 +1,15 @@
-"""The task sudoku: its generator, splits, prompts, rewards and feedback."""
+"""The task sudoku: its puzzles, splits, prompts, rewards and feedback."""
 
 import json
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from cory_env.rewarding.worker import RewardWorker
-from cory_env.rewards.sudoku import CELLS, UNITS, conflicts, find_conflicts, share_consistent, solved
+from cory_env.rewards.sudoku import CELLS, UNITS, conflicts, find_conflicts, solved
 from cory_env.tasks import DataError, Query, make_task
-from cory_env.tasks.sudoku import (
-    MAX_BLANKS,
-    MIN_BLANKS,
-    SOLVED_FEEDBACK,
-    Sudoku,
-    count_solutions,
-    draw_puzzle,
-    draw_queries,
-    fill_grid,
-    rename_digits,
-)
+from cory_env.tasks.sudoku import SOLVED_FEEDBACK, Sudoku
 from tests.cory_env.sample_tasks import tokenizer, validate
 
 GRID = "123456456123231564564231312645645312"
@@ -35,7 +22,7 @@ def flat(*rows: str) -> str:
 
 
 def brute_force_solutions(puzzle: str) -> list[str]:
-    """Finds all solutions without the generator's code: cells in order, all six digits, whole units compared."""
+    """Finds all solutions cells in order, all six digits, whole units compared."""
     cell = puzzle.find(".")
     if cell < 0:
         return [puzzle]
@@ -62,12 +49,12 @@ def test_units_are_six_rows_six_columns_and_six_boxes_of_two_rows_and_three_colu
 
 
 def test_every_puzzle_has_exactly_one_solution_and_it_is_the_answer() -> None:
-    train, test = draw_queries()
-    for query in (*train[:150], *test[:150]):
+    task = make_task("sudoku")
+    for query in (*task.train[:150], *task.test[:150]):
         answer = str(query.columns["answer"])
         assert brute_force_solutions(query.text) == [answer]
         assert all(cell in (".", digit) for cell, digit in zip(query.text, answer, strict=True))
-        assert MIN_BLANKS <= query.text.count(".") <= MAX_BLANKS
+        assert 13 <= query.text.count(".") <= 16
 
 
 def test_all_answers_are_solved_and_splits_share_no_grid_even_with_other_digits() -> None:
@@ -77,37 +64,10 @@ def test_all_answers_are_solved_and_splits_share_no_grid_even_with_other_digits(
     queries = list(task.all_queries())
     answers = [str(query.columns["answer"]) for query in queries]
     assert solved([query.text for query in queries], answers) == [1.0] * len(queries)
-    assert len({rename_digits(answer) for answer in answers}) == len(queries)
+    # The same after renaming the digits of the first row to 123456.
+    assert len({answer.translate(str.maketrans(answer[:6], "123456")) for answer in answers}) == len(queries)
+    assert task.checksum == 2177163957  # runs on these queries, in this order, can be resumed
     assert all(query.id == index for index, query in enumerate(task.train))
-
-
-def test_grids_are_not_variants_of_a_few() -> None:
-    # Which rows hold a digit's places: unchanged if digits are renamed, so few base grids give few of these.
-    grids = [rename_digits(fill_grid(random.Random(seed))) for seed in range(500)]
-    assert len({*grids}) > 480  # of 39,168 grids whose first row is 123456
-    assert len({grid[6:12] for grid in grids}) == 36  # all second rows that are possible
-
-
-@pytest.mark.parametrize("hash_seed", ["0", "1"])
-def test_queries_are_the_same_in_every_process(hash_seed: str) -> None:
-    code = "from cory_env.tasks import make_task; print(make_task('sudoku').checksum)"
-    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert int(result.stdout) == make_task("sudoku").checksum
-
-
-def test_solutions_are_counted_up_to_the_limit() -> None:
-    assert count_solutions(GRID) == count_solutions(PUZZLE) == 1
-    # The digits 1 and 4 can change places in rows 1 and 2 if neither column nor box tells them apart.
-    two = ".23.56.56.23231564564231312645645312"
-    assert len(brute_force_solutions(two)) == count_solutions(two) == count_solutions(two, limit=9) == 2
-    assert count_solutions("." * CELLS, limit=5) == 5
-    assert count_solutions("12345......6" + "." * 24) == 0  # the corner must be 6, but its box has one already
-
-
-def test_drawn_puzzles_have_the_number_of_blanks() -> None:
-    puzzle = draw_puzzle(GRID, 20, random.Random(3))
-    assert puzzle.count(".") == 20 and brute_force_solutions(puzzle) == [GRID]
 
 
 def test_cells_in_conflict_are_marked() -> None:
@@ -133,7 +93,7 @@ def test_a_changed_given_is_marked_even_if_the_grid_breaks_no_rule() -> None:
 )
 def test_every_cell_of_a_malformed_grid_is_marked(completion: str) -> None:
     assert conflicts([PUZZLE], [completion]) == ["x" * CELLS]
-    assert solved([PUZZLE], [completion]) == share_consistent([PUZZLE], [completion]) == [0.0]
+    assert solved([PUZZLE], [completion]) == [0.0]
 
 
 def test_only_the_solution_is_solved_and_white_space_does_not_matter() -> None:
@@ -141,7 +101,6 @@ def test_only_the_solution_is_solved_and_white_space_does_not_matter() -> None:
     wrong = GRID[:1] + "5" + GRID[2:]
     completions = [GRID, lines, wrong]
     assert solved([PUZZLE] * 3, completions) == [1.0, 1.0, 0.0]
-    assert share_consistent([PUZZLE] * 3, completions) == [1.0, 1.0, 33 / 36]
     assert conflicts([PUZZLE] * 3, completions)[:2] == [None, None]
 
 

@@ -146,12 +146,12 @@ def test_imdb_supports_user_data(tmp_path: Path) -> None:
         ('{"query": 5}\n', "line 1: 'query' is 5, but must be non-empty text"),
         ('{"query": "a"}\n{"query": "b", "answer": 1, "answer": 2}\n', "line 2 repeats the name 'answer'"),
         ('{"query": "a"}\n{"query": "b", "of": {"x": 1, "x": 2}}\n', "line 2 repeats the name 'x'"),
-        ('{"query": "a"}\n{"query": "b \\ud83d"}\n', r"line 2 is not valid JSON in UTF-8: .* surrogates not allowed"),
+        ('{"query": "a"}\n{"query": "b \\ud83d"}\n', "line 2 contains half of a surrogate pair"),
         (
             '{"query": "a"}\n{"query": "b", "of": ' + "[" * 100_000 + "\n",
-            "line 2 is not valid JSON .* recursion",
+            "line 2 is not valid JSON: .* recursion",
         ),
-        ('{"query": "a"}\n{"query": "b", "of": ' + "9" * 10_000 + "}\n", "line 2 is not valid JSON in UTF-8: Exceeds"),
+        ('{"query": "a"}\n{"query": "b", "of": ' + "9" * 10_000 + "}\n", "line 2 is not valid JSON: Exceeds"),
         ('{"query": "a", "role": "x"}\n', "line 1: the column 'role' conflicts"),
         ('{"query": "a", "unit": "cm"}\n{"query": "b", "unit": null}\n', "line 2 has no value in column 'unit'"),
     ],
@@ -166,7 +166,7 @@ def test_a_malformed_file_is_reported_with_its_line(tmp_path: Path, text: str, m
 def test_invalid_utf8_is_reported_with_its_line(tmp_path: Path) -> None:
     data = tmp_path / "rows.jsonl"
     data.write_bytes(b'{"query": "a"}\n{"query": "\xff"}\n')
-    with pytest.raises(DataError, match="line 2 is not valid JSON in UTF-8"):
+    with pytest.raises(DataError, match="line 2 is not UTF-8"):
         make_task("custom", data=data, reward=REWARD)
 
 

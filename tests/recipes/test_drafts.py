@@ -9,11 +9,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cory_env.tasks.drafts import draw_queries, format_working, is_working, parse_query
+from cory_env.tasks import make_task
 from recipes import command, drafts
 from recipes.characters import EOS, learning_rate, make_batch, make_tokenizer, orthogonalize
 from recipes.command import main
 from recipes.drafts import CHARACTERS, POSITIONS, Documents, DraftsRecipe, corrupt, measure
+from recipes.sums import format_working, is_working, parse_query
 
 MODEL = command.ASSETS / command.DRAFTS
 FIGURES = json.loads((MODEL / "figures.json").read_text(encoding="utf-8"))
@@ -28,7 +29,7 @@ def test_documents_contain_no_query_of_the_task_and_only_right_answers() -> None
         wrong_answer_share=0.6,
     )
     documents = Documents(recipe)
-    task_terms = {tuple(sorted(parse_query(query.text))) for split in draw_queries() for query in split}
+    task_terms = {tuple(sorted(parse_query(query.text))) for query in make_task("drafts").all_queries()}
     kinds = {"bare": 0, "working": 0, "right draft": 0, "wrong draft": 0}
     for _ in range(2000):
         (prompt, _), *others = documents.draw()

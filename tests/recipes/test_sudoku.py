@@ -10,10 +10,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cory_env.rewards.sudoku import CELLS, find_conflicts, solved
-from cory_env.tasks.sudoku import FEEDBACK_PROMPT, OBSERVER_PROMPT, draw_grids, rename_digits
+from cory_env.tasks import make_task
+from cory_env.tasks.sudoku import FEEDBACK_PROMPT, OBSERVER_PROMPT
 from recipes import command, sudoku
 from recipes.characters import make_tokenizer
 from recipes.command import main
+from recipes.puzzles import rename_digits
 from recipes.sudoku import (
     CHARACTERS,
     POSITIONS,
@@ -31,8 +33,13 @@ MODEL = command.ASSETS / command.SUDOKU
 FIGURES = json.loads((MODEL / "figures.json").read_text(encoding="utf-8"))
 
 
-def test_puzzles_share_no_grid_with_the_task_and_have_one_solution() -> None:
-    puzzles, task_grids = Puzzles("a seed", (9, 11)), {rename_digits(grid) for grid in draw_grids()}
+@pytest.fixture(scope="module")
+def task_grids() -> set[str]:
+    return {rename_digits(str(query.columns["answer"])) for query in make_task("sudoku").all_queries()}
+
+
+def test_puzzles_share_no_grid_with_the_task_and_have_one_solution(task_grids: set[str]) -> None:
+    puzzles = Puzzles("a seed", (9, 11))
     drawn = [puzzles.draw() for _ in range(300)]
     assert {puzzle.count(".") for puzzle, _ in drawn} == {9, 10, 11}
     assert task_grids.isdisjoint(rename_digits(grid) for _, grid in drawn)
@@ -40,9 +47,9 @@ def test_puzzles_share_no_grid_with_the_task_and_have_one_solution() -> None:
     assert drawn == [other.draw() for other in [Puzzles("a seed", (9, 11))] for _ in range(300)]
 
 
-def test_made_up_drafts_are_solutions_with_few_mistakes_in_blank_cells() -> None:
+def test_made_up_drafts_are_solutions_with_few_mistakes_in_blank_cells(task_grids: set[str]) -> None:
     recipe = replace(SudokuRecipe(), samples=400, read_blanks=(13, 25), mistakes=(2, 4))
-    puzzles, task_grids = Puzzles("a seed", (9, 11)), {rename_digits(grid) for grid in draw_grids()}
+    puzzles = Puzzles("a seed", (9, 11))
     drafts = make_up_drafts(recipe, puzzles)
     assert {draft.puzzle.count(".") for draft in drafts} == {*range(13, 26)}
     wrong_cells = [[cell for cell in range(CELLS) if draft.grid[cell] != draft.solution[cell]] for draft in drafts]
