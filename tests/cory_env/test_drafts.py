@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from cory_env.rewards.answer import whole_is_right
 from cory_env.tasks import Query, make_task
 from cory_env.tasks.drafts import QUERIES
