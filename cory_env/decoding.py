@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from cory_env.chain_settings import ChainSettings, Thinking
@@ -116,6 +115,8 @@ class ResponseDecoder:
             )
         self.end_token_ids = frozenset(self.stop_token_ids)  # there may be hundreds
         self._hidden_ids = self.end_token_ids.difference(ids_with_stop)  # they contain no text of the response
+        self._anchor: list[int] = list(tokenizer("a", add_special_tokens=False)["input_ids"])
+        self._anchor_text = self._decode(self._anchor)
         thinking = settings.thinking
         self.tags = None if thinking is None else ThinkingTags(thinking, tokenizer, self.vocab_size)
 
@@ -166,14 +167,6 @@ class ResponseDecoder:
         tokens = [token for token in tokens if token not in self._hidden_ids]  # some are not special tokens
         text = self._decode([*self._anchor, *tokens])
         return text.removeprefix(self._anchor_text) if text.startswith(self._anchor_text) else self._decode(tokens)
-
-    @cached_property
-    def _anchor(self) -> list[int]:
-        return list(self.tokenizer("a", add_special_tokens=False)["input_ids"])
-
-    @cached_property
-    def _anchor_text(self) -> str:
-        return self._decode(self._anchor)
 
     def _decode(self, tokens: Sequence[int]) -> str:
         # Some tokenizers raise on the ids of a padded vocabulary.
