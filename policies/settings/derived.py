@@ -17,6 +17,7 @@ from cory_env.rewarding.spec import parse_sum
 from policies.learning.hyperparameters import Hyperparameters
 from policies.models.lora import Lora
 from policies.settings.fields import Fields
+from policies.settings.gpus import choose_gpus
 from policies.settings.roles import assign_policies, frozen_policies
 
 DEFAULT_LR = {"lora": 1e-5, "full": 1e-6}
@@ -54,9 +55,12 @@ class DerivedSettings(Fields):
 
     @model_validator(mode="before")
     @classmethod
-    def _count_agents(cls, values: Any) -> Any:
-        """Fills in `num_agents` from `roles`. Values without the right types are rejected later."""
-        if isinstance(values, Mapping) and values.get("roles") and "num_agents" not in values:
+    def _fill_in(cls, values: Any) -> Any:
+        """Fills in the GPU assignment, and `num_agents` from `roles`. Values of wrong types are rejected later."""
+        if not isinstance(values, Mapping):
+            return values
+        values = choose_gpus(values)
+        if values.get("roles") and "num_agents" not in values:
             with suppress(ValueError):
                 roles = TypeAdapter(list[Role]).validate_python(values["roles"])
                 return {**values, "num_agents": len(make_positions(roles))}
