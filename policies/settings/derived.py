@@ -21,6 +21,7 @@ from policies.settings.gpus import choose_gpus
 from policies.settings.roles import assign_policies, frozen_policies
 
 DEFAULT_LR = {"lora": 1e-5, "full": 1e-6}
+ROLES = TypeAdapter(list[Role])
 
 
 class DerivedSettings(Fields):
@@ -62,8 +63,7 @@ class DerivedSettings(Fields):
         values = choose_gpus(values)
         if values.get("roles") and "num_agents" not in values:
             with suppress(ValueError):
-                roles = TypeAdapter(list[Role]).validate_python(values["roles"])
-                return {**values, "num_agents": len(make_positions(roles))}
+                return {**values, "num_agents": len(make_positions(ROLES.validate_python(values["roles"])))}
         return values
 
     @property
@@ -112,7 +112,8 @@ class DerivedSettings(Fields):
         """By position, the policy id that has it at first."""
         if self.roles is None:
             return tuple(self.policy_ids[k % len(self.policy_ids)] for k in range(self.num_agents))
-        return tuple(self._role_policies[role.name] for role in self.chain_roles)
+        role_policies = self._role_policies
+        return tuple(role_policies[role.name] for role in self.chain_roles)
 
     @property
     def _role_policies(self) -> dict[str, str]:
