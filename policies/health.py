@@ -10,8 +10,8 @@
 | `dragged_down`  | role    | a later role has lower rewards than the pioneer: the reference misleads it             |
 | `one_sided`     | role    | one role has far higher rewards than another                                           |
 | `length_limit`  | role    | nearly all responses were cut at the length limit                                      |
-| `all_masked`    | policy  | all responses were cut at the length limit, and `overlong=mask` drops such responses   |
-| `no_signal`     | policy  | all compared responses have equal rewards, or the gradient is 0: nothing is learned    |
+| `no_signal`     | policy  | nothing is learned: all compared responses have equal rewards, the gradient is 0, or   |
+|                 |         | all responses were cut at the length limit, and `overlong=mask` drops them             |
 
 `repetition`, `eos` and `kl` mean collapse. A signature that lasts for `PATIENCE` consecutive updates is a
 warning until it ends. `kl_jump`, `length_limit` and, in update 1, rewards that are all equal are warnings at once. If
@@ -115,7 +115,10 @@ class Health:
             if not math.isnan(kl := token_kl(metrics)):
                 signs += self._kl_jump(policy_id, last_kl.get(policy_id, math.nan), kl)
                 last_kl[policy_id] = kl
-            signs += self._learning_signs(policy_id, metrics, report, responses.get(policy_id, 0))
+            if responses.get(policy_id) and (cause := self._no_signal(metrics, report["role"])):
+                text = f"{policy_id} learns nothing from its rewards: {cause}"
+                is_first = report["update"] == 1 and all_equal(report["role"])
+                signs.append(HealthSign("no_signal", policy_id, text, is_first))
         signs += self._length_signs({role: m.get("eos_rate", math.nan) for role, m in report["role"].items()})
         signs += self._role_signs(report["role"])
         return self._update_warnings(report["update"], signs)
@@ -160,27 +163,14 @@ class Health:
                 )
                 yield HealthSign("length_limit", role, text, immediate=True)
 
-    def _learning_signs(
-        self, policy_id: str, metrics: Mapping[str, float], report: dict[str, Any], responses: int
-    ) -> Iterator[HealthSign]:
-        """Yields a sign if a policy learned nothing from the rewards of its responses."""
-        if self.settings.overlong == "mask" and metrics["eos_rate"] == 0.0:
-            text = (
-                f"{policy_id} learns nothing: all its responses were cut at the length limit, and overlong=mask leaves "
-                "such responses out of the loss. Raise max_response_tokens, or set overlong=keep."
-            )
-            yield HealthSign("all_masked", policy_id, text)
-        elif responses and (cause := self._no_signal(metrics, report["role"])):
-            is_first = report["update"] == 1 and all_equal(report["role"])
-            text = f"{policy_id} learns nothing from its rewards: {cause}"
-            yield HealthSign("no_signal", policy_id, text, is_first)
-
     def _no_signal(self, metrics: Mapping[str, float], roles: Mapping[str, Mapping[str, float]]) -> str | None:
         """Returns why a policy learned nothing; None if it may have learned.
 
         Without groups, credit assignment and penalties may make rewards that are equal in each role differ.
         """
         s = self.settings
+        if s.overlong == "mask" and metrics["eos_rate"] == 0.0:
+            return "all its responses were cut at max_response_tokens, and overlong=mask leaves them out. Raise it."
         is_constant = all_equal(roles) and not (s.stop_in_training or s.overlong == "penalty" or ":" in s.credit)
         if metrics.get("frac_zero_std", float(is_constant)) == 1.0:
             advice = "Check the reward, or use queries that the model neither always nor never solves."

@@ -6,7 +6,6 @@ from typing import Any
 
 from ray.rllib.callbacks.callbacks import RLlibCallback
 
-from policies.rollout.role_mapping import RoleMapping
 from policies.settings.settings import Settings
 
 
@@ -29,6 +28,3 @@ class RoleExchange(RLlibCallback):
         if exchange_due(algorithm.settings, algorithm.updates_since_exchange):
             algorithm.exchange_roles()
             result["cory"].update(exchanged=True, exchanges=algorithm.exchanges)
-
-
-__all__ = ["RoleExchange", "RoleMapping", "exchange_due"]

@@ -52,7 +52,7 @@ CONFLICTS = (
     ),
     Requirement(
         ("tensor_parallel_size",),
-        lambda s: s.tensor_parallel_size <= s.runner_threads if s.gpus_per_runner == 0 else True,
+        lambda s: s.gpus_per_runner or s.tensor_parallel_size <= s.runner_threads,
         "as many gpus_per_runner, or without GPUs as many runner_threads",
     ),
     Requirement(

@@ -17,9 +17,11 @@ from cory_env.rewarding.spec import parse_sum
 from policies.learning.hyperparameters import Hyperparameters
 from policies.models.lora import Lora
 from policies.settings.fields import Fields
+from policies.settings.gpus import choose_gpus
 from policies.settings.roles import assign_policies, frozen_policies
 
 DEFAULT_LR = {"lora": 1e-5, "full": 1e-6}
+ROLES = TypeAdapter(list[Role])
 
 
 class DerivedSettings(Fields):
@@ -54,12 +56,14 @@ class DerivedSettings(Fields):
 
     @model_validator(mode="before")
     @classmethod
-    def _count_agents(cls, values: Any) -> Any:
-        """Fills in `num_agents` from `roles`. Values without the right types are rejected later."""
-        if isinstance(values, Mapping) and values.get("roles") and "num_agents" not in values:
+    def _fill_in(cls, values: Any) -> Any:
+        """Fills in the GPU assignment, and `num_agents` from `roles`. Values of wrong types are rejected later."""
+        if not isinstance(values, Mapping):
+            return values
+        values = choose_gpus(values)
+        if values.get("roles") and "num_agents" not in values:
             with suppress(ValueError):
-                roles = TypeAdapter(list[Role]).validate_python(values["roles"])
-                return {**values, "num_agents": len(make_positions(roles))}
+                return {**values, "num_agents": len(make_positions(ROLES.validate_python(values["roles"])))}
         return values
 
     @property
@@ -108,7 +112,8 @@ class DerivedSettings(Fields):
         """By position, the policy id that has it at first."""
         if self.roles is None:
             return tuple(self.policy_ids[k % len(self.policy_ids)] for k in range(self.num_agents))
-        return tuple(self._role_policies[role.name] for role in self.chain_roles)
+        role_policies = self._role_policies
+        return tuple(role_policies[role.name] for role in self.chain_roles)
 
     @property
     def _role_policies(self) -> dict[str, str]:

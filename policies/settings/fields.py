@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from cory_env.chain_settings import MAX_AGENTS, ChainSettings, ObservedResponses, Role, StopWhen, Thinking
+from cory_env.message import has_surrogate
 from cory_env.rewarding.worker import REWARD_TIMEOUT
 from policies.generation.installed import vllm_installed
 from policies.learning.hyperparameters import (
@@ -55,7 +56,9 @@ class Fields(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _plain_values(cls, value: object) -> object:
-        """Replaces whole numbers such as 1e3 or NumPy's by integers, and tuples by lists."""
+        """Replaces whole numbers such as 1e3 or NumPy's by integers, and tuples by lists; rejects broken text."""
+        if has_surrogate(value):
+            raise ValueError("should be text in UTF-8, but contains invalid bytes or half of a surrogate pair")
         if isinstance(value, tuple):
             return list(value)
         if isinstance(value, bool) or not isinstance(value, Real):

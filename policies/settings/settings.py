@@ -15,7 +15,6 @@ from cory_env.chain_settings import ChainSettings
 from cory_env.chat import ChatTemplate
 from cory_env.functions import load_function
 from cory_env.home import expand_home
-from cory_env.message import has_surrogate
 from cory_env.pickled import display_name, spec_of
 from cory_env.rewarding.spec import weighted_sum
 from cory_env.tasks import Task, TaskSettings, make_task
@@ -25,7 +24,6 @@ from policies.models.model_names import AVERAGE_POLICY, model_path
 from policies.settings.conflicts import reject_conflicts
 from policies.settings.derived import DerivedSettings
 from policies.settings.error import SettingsError
-from policies.settings.gpus import choose_gpus
 from policies.settings.metadata import Category, settings_metadata
 from policies.settings.migration.names import explain_foreign_name
 
@@ -273,20 +271,6 @@ class Settings(DerivedSettings):
             CacheError: `smollm2` is used for the first time, and the cache cannot be written.
         """
         return {policy_id: model_path(name) for policy_id, name in self.all_models.items()}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _choose_gpus(cls, values: Any) -> Any:
-        """Fills in the default GPU assignment."""
-        return choose_gpus(values) if isinstance(values, Mapping) else values
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _check_text(cls, value: Any) -> Any:
-        """Rejects text that is not UTF-8."""
-        if has_surrogate(value):
-            raise ValueError("should be text in UTF-8, but contains invalid bytes or half of a surrogate pair")
-        return value
 
     @field_validator("chat_date")
     @classmethod

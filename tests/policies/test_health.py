@@ -155,8 +155,8 @@ def test_an_llm_whose_responses_are_all_masked_learns_nothing(overlong: str, eos
     metrics |= {"task_reward": 0.0, "task_reward_std": 1.0, "grad_norm": 0.0 if has_sign else 1.0}
     report = {"update": 1, "policy": {"llm_1": metrics}, "role": {"pioneer": metrics}}
     warnings = observe_thrice(health, report, {"llm_1": 8})
-    assert signs({"health": warnings}) == ({("all_masked", "llm_1")} if has_sign else set())
-    assert not has_sign or warnings[0]["text"].startswith("llm_1 learns nothing: all its responses were cut")
+    assert signs({"health": warnings}) == ({("no_signal", "llm_1")} if has_sign else set())
+    assert not has_sign or "all its responses were cut at max_response_tokens" in warnings[0]["text"]
 
 
 def test_an_observer_without_knowledge_transfer_is_not_dragged_down() -> None:
