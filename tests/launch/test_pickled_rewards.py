@@ -12,7 +12,7 @@ from launch.evaluation.evaluation import EvaluationPlan
 from launch.experiments.search import Search, check_same_search
 from launch.experiments.space import pin_objective, read_axes
 from launch.main import main
-from launch.models.model_card import model_card
+from launch.models.export import model_card
 from launch.models.trained import open_trained
 from launch.run_folder.run import Run
 from launch.run_folder.sources import collect_sources
