@@ -278,5 +278,5 @@ def changes_since(run: Run, settings: Settings, now: Sources) -> list[str]:
     return [
         f"{change.text}.{leak if change.part in SPLITS else ''}"
         for change in find_changes(before, now)
-        if same_task or not change.concerns_task
+        if same_task or change.part not in (*SPLITS, "prompts", "function")
     ]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, cast
 
 import safetensors
 
+from cory_env.tasks import Task
 from launch.console.errors import CommandError
 from launch.run_folder.checkpoints import UNTRAINED
 from launch.run_folder.environment import describe_environment
@@ -21,7 +22,7 @@ from launch.run_folder.layout import CONFIG, POLICIES
 from launch.run_folder.locations import locate_files
 from launch.run_folder.records import Update
 from launch.run_folder.run import Run
-from launch.run_folder.sources import Sources, digest_models, find_changes
+from launch.run_folder.sources import Sources, digest_models, find_changes, restore_task
 from policies.models.average import concat_lora, concat_lora_config, mean_weights
 from policies.models.lora import Lora
 from policies.models.model_names import AVERAGE_POLICY
@@ -40,8 +41,8 @@ class PolicySet:
     `metrics` go up to that update, as far as available, and end with it. `policy_ids` are in chain order, as the next
     update would have assigned the roles. `location` is the run's folder, for messages; `name` its short name; `command`
     the commands that started and continued it, one per line. `read_weights` reads a policy other than `AVERAGE_POLICY`.
-    `folder` is the checkpoint, None for the policies of an algorithm in memory, which has no `sources` and no `run`
-    either.
+    `task` may lack its queries, and is None if it is not recorded. `folder` is the checkpoint, None for the policies of
+    an algorithm in memory, which has no `sources` and no `run` either.
     """
 
     settings: Settings
@@ -52,6 +53,7 @@ class PolicySet:
     name: str
     command: str
     read_weights: Callable[[str], Weights]
+    task: Task | None = None
     sources: Sources | None = None
     run: Run | None = None
     folder: Path | None = None
@@ -149,6 +151,7 @@ def current_policies(algorithm: Cory) -> PolicySet:
         name=algorithm.settings.task,
         command=f"an algorithm in Python  # {describe_environment()}",
         read_weights=algorithm.weights,
+        task=algorithm.task,
     )
 
 
@@ -176,6 +179,7 @@ def open_trained(source: Run | str | Path, checkpoint: str | int | None = None) 
         name=run.path.resolve().name,
         command="\n".join(line.removeprefix("# ") for line in commands if line.startswith("# ")),
         read_weights=lambda policy_id: _read_weights(folder, policy_id),
+        task=restore_task(sources),
         sources=sources,
         run=run,
         folder=folder,

@@ -22,7 +22,6 @@ from launch.console.errors import CommandError
 from launch.models.generators import load_generator
 from launch.models.trained import PolicySet
 from launch.run_folder.records import GeneratedResponse, GeneratedSample
-from launch.run_folder.sources import restore_task
 from launch.training.preflight import load_task
 from policies.generation.generator import Generator
 from policies.models.model_names import AVERAGE_POLICY
@@ -202,7 +201,7 @@ def make_env_chain(trained: PolicySet, policy_ids: Sequence[str], *, feedback: b
                 f"{len(policy_ids)} policies were chosen, but this run's chain ends with a response only after "
                 f"{', '.join(map(str, lengths))}. Choose so many with --roles."
             )
-    task, tokenizers = load_task(settings, restore_task(trained.sources))
+    task, tokenizers = load_task(settings, trained.task)
     tokenizer_ids = [trained.initial_id(policy_id) for policy_id in policy_ids]
     if not feedback:
         chain = settings.make_chain(task, tokenizers, tokenizer_ids)

@@ -49,16 +49,6 @@ class Change(NamedTuple):
     part: str
     text: str
 
-    @property
-    def blocks_resume(self) -> bool:
-        """Whether training resumes only with `--allow-changes`. Rewards may be corrected between two resumes."""
-        return self.part not in ("function", "commit")
-
-    @property
-    def concerns_task(self) -> bool:
-        """Whether it concerns the task (queries, prompts, rewards) rather than the models."""
-        return self.part in (*SPLITS, "prompts", "function")
-
 
 @dataclass(frozen=True)
 class Queries:

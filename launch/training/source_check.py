@@ -32,7 +32,8 @@ def check_sources(before: Sources, now: Sources, name: str, allow: bool) -> list
         The changes, for `incomparable_warning`.
     """
     changes = find_changes(before, now)
-    rejected = [change for change in changes if change.blocks_resume]
+    # Rewards may be corrected between two resumes, and a new commit on the hub need not concern the weights.
+    rejected = [change for change in changes if change.part not in ("function", "commit")]
     if rejected and not allow:
         raise CommandError(
             f"{name} cannot resume unchanged. {rejected[0].text}. Undo this change, or resume with --allow-changes."

@@ -13,7 +13,7 @@ from launch.evaluation.evaluation import describe_inputs
 from launch.experiments.search import Search, read_same_search
 from launch.experiments.space import pin_objective, read_axes
 from launch.main import main
-from launch.models.model_card import model_card
+from launch.models.export import model_card
 from launch.models.trained import open_trained
 from launch.run_folder.run import Run
 from launch.run_folder.sources import collect_sources

@@ -16,6 +16,8 @@ from launch.main import main
 from launch.models.export import full_model
 from launch.models.trained import open_trained
 from launch.run_folder.run import Run
+from launch.run_folder.sources import collect_sources
+from launch.training.preflight import load_task
 from policies.learning.rows import make_rows
 from tests.launch.conftest import read_policy, record_test_run, write_policies
 from tests.paper import paper_settings
@@ -69,6 +71,7 @@ def test_an_export_has_the_dropout_and_chat_template_of_its_base_and_samples_as_
     settings = settings.model_copy(update={"prompt": "Write\n```python\n{query}\n```"})
     run = record_test_run(tmp_path / "run", settings, updates=[0])
     run.checkpoints.save(0, lambda folder: write_policies(folder, settings, seed=1))
+    collect_sources(settings, *load_task(settings)).write(run.path)
 
     out = tmp_path / "out"
     out.mkdir()
@@ -97,8 +100,10 @@ def test_an_export_has_the_dropout_and_chat_template_of_its_base_and_samples_as_
 def test_the_card_contains_base_task_results_and_commands_and_a_working_example(
     policies_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "out"
-    assert main(["export", str(policies_run.path), "--policy", "llm_1", "--out", str(out)]) == 0
+    out, run = tmp_path / "out", Run(tmp_path / "run")
+    shutil.copytree(policies_run.path, run.path, symlinks=True)
+    collect_sources(run.settings, *load_task(run.settings)).write(run.path)
+    assert main(["export", str(run.path), "--policy", "llm_1", "--out", str(out)]) == 0
     card = (out / "README.md").read_text()
     header = yaml.safe_load(card.split("---")[1])
     assert header["library_name"] == "transformers" and "cory" in header["tags"] and "base_model" not in header

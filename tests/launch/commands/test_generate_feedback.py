@@ -13,10 +13,12 @@ from cory_rllib import generate, load_run
 from launch.commands.generate import print_answer
 from launch.console.errors import CommandError
 from launch.main import main
-from launch.models.model_card import model_card
+from launch.models.export import model_card
 from launch.models.trained import open_trained
 from launch.models.trained_chain import TrainedChain
 from launch.run_folder.run import Run
+from launch.run_folder.sources import collect_sources
+from launch.training.preflight import load_task
 from policies.generation.generator import EVALUATION_UPDATE, Sampling, sampling_seed
 from tests.launch.conftest import RUN_SETTINGS, Cory, record_test_run, write_policies
 from tests.paper import make_settings, paper_settings
@@ -150,6 +152,7 @@ def test_without_feedback_all_roles_respond_and_one_policy_never_needs_it(
 
 
 def test_the_model_card_has_the_feedback_in_prompts_and_settings(shown_run: Run, policies_run: Run) -> None:
+    collect_sources(shown_run.settings, *load_task(shown_run.settings)).write(shown_run.path)
     card = model_card(open_trained(shown_run.path), "llm_1", [])
     assert SHOWN in card and "`{feedback}` is what the feedback function" in card and f"feedback: {FEEDBACK}" in card
     assert "feedback function" not in model_card(open_trained(policies_run.path), "llm_1", [])

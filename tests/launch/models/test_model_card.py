@@ -4,8 +4,7 @@ from dataclasses import replace
 
 from cory_env.chain_settings import Thinking
 from cory_env.tokenizer import token_ids_containing
-from launch.models.export import generation_config
-from launch.models.model_card import model_card
+from launch.models.export import generation_config, model_card
 from launch.models.trained import open_trained
 from launch.run_folder.run import Run
 
