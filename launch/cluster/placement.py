@@ -124,9 +124,7 @@ def _place_on_nodes(kind: Process, nodes: Sequence[Node], needs: Sequence[Memory
 def _shortage(node: Node, kind: Process, host: float, device: float) -> str:
     """Returns the resources that a node lacks for one more process, as text; empty if it fits.
 
-    Args:
-        host: bytes of host memory per process.
-        device: bytes of GPU memory per process.
+    `host` and `device` are the bytes of memory and of GPU memory per process.
     """
     missing = [f"{max(node.cpus, 0.0):g} CPUs"] if node.cpus < kind.cpus - TOLERANCE else []
     if kind.gpus and not _pick_gpus(node, kind.gpus):

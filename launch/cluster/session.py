@@ -158,11 +158,7 @@ def init_ray(**options: Any) -> None:
 
 
 def _check_reachable(address: str) -> None:
-    """Checks that a cluster's port accepts connections. Ray itself would retry for minutes.
-
-    Args:
-        address: `HOST:PORT` or `ray://HOST:PORT`. Values without a port, such as `auto`, are not checked.
-    """
+    """Checks that a cluster's port, if the address has one, accepts connections. Ray would retry for minutes."""
     parts = _split_address(address)
     if parts.port is None:
         return

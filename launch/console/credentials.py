@@ -12,11 +12,7 @@ _PASSWORD = re.compile(r"(://[^/?#\s:]*:)[^/?#\s]+(?=@)")
 
 
 def find_secret(uri: str) -> str | None:
-    """Finds a secret in a URI: a password, or a secret option after `?`.
-
-    Returns:
-        A message such as `s3://… contains a password`; None if there is no secret.
-    """
+    """Returns a message such as `s3://… contains a password`, or a secret option after `?`; None if there is none."""
     names = [name for name, _ in parse_qsl(uri.partition("?")[2]) if _SECRET_NAME.search(name)]
     if not names and not _PASSWORD.search(uri):
         return None

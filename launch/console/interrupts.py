@@ -44,11 +44,7 @@ class Interrupts:
     """
 
     def __init__(self, notify: Callable[[], None]) -> None:
-        """Initializes without installing signal handlers.
-
-        Args:
-            notify: informs the user about the first signal; called once, in a thread.
-        """
+        """Installs no handlers yet; `notify`, called once, in a thread, tells the user about the first signal."""
         self.training = False
         self.requested: signal.Signals | None = None
         self._notify = notify

@@ -26,11 +26,7 @@ class BatchRunner:
     """Runs a generator in its own thread. Chains that arrive while a batch is generated form the next one."""
 
     def __init__(self, generator: Generator, worker: RewardWorker | None, max_batch_size: int) -> None:
-        """Starts the thread.
-
-        Args:
-            worker: has the feedback function; None if no chain gets feedback.
-        """
+        """Starts the thread; `worker` has the feedback function, if chains get feedback."""
         self.healthy = True
         """Whether the last batch succeeded."""
         self._generator = generator
@@ -52,14 +48,7 @@ class BatchRunner:
         return future
 
     def close(self, timeout: float) -> bool:
-        """Ends the thread after its current batch and frees the models.
-
-        Args:
-            timeout: how long to wait for the batch, in seconds.
-
-        Returns:
-            Whether the batch ended in time.
-        """
+        """Ends the thread after its current batch and frees the models; returns whether it ended within `timeout`."""
         self._jobs.put(None)
         self._thread.join(timeout)
         if self._thread.is_alive():

@@ -37,7 +37,6 @@ class RequestError(HTTPException):
     """An invalid request."""
 
     def __init__(self, message: str, status: int = 400, param: str | None = None, code: str | None = None) -> None:
-        """Creates the error."""
         super().__init__(status, message)
         self.param = param
         self.code = code
@@ -83,8 +82,6 @@ def reject_reserved(columns: dict[str, Any]) -> dict[str, Any]:
 
 
 class StreamOptions(BaseModel):
-    """Options of a streamed response."""
-
     include_usage: bool = False
 
 
@@ -132,15 +129,11 @@ class ApiRequest(BaseModel):
 
 
 class ContentPart(BaseModel):
-    """A part of a message's content."""
-
     type: Literal["text"] = "text"
     text: str
 
 
 class ChatMessage(BaseModel):
-    """A message of a conversation."""
-
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
         list[ContentPart], BeforeValidator(lambda value: [ContentPart(text=value)] if isinstance(value, str) else value)
@@ -148,7 +141,6 @@ class ChatMessage(BaseModel):
 
     @property
     def text(self) -> str:
-        """The concatenated parts."""
         return "".join(part.text for part in self.content)
 
 

@@ -47,11 +47,7 @@ logger = logging.getLogger(__name__)
 
 
 def make_app(runner: BatchRunner, models: Mapping[str, TrainedChain], api_key: str | None) -> FastAPI:
-    """Creates the web application.
-
-    Args:
-        api_key: key that clients must send; None or empty for no authentication.
-    """
+    """Creates the web application. Clients must send the API key, if there is one."""
     app = FastAPI(openapi_url=None)
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=MAX_BODY_BYTES)
     for kind in (HTTPException, RequestValidationError, *QUERY_ERRORS, RewardError, Exception):

@@ -32,7 +32,6 @@ class Tracker:
         return None
 
     def log(self, update: int, metrics: Mapping[str, Any]) -> None:
-        """Logs the metrics of one update."""
         raise NotImplementedError
 
     def log_samples(self, update: int, samples: Sequence[Sample], held_out: bool) -> None:
@@ -181,7 +180,6 @@ class Trackers:
         end_services()
 
     def close(self, failed: bool) -> None:
-        """Closes all trackers, and marks the run as finished or failed."""
         self._call_each(lambda tracker: tracker.close(failed))
 
     def locations(self) -> list[str]:
@@ -189,11 +187,9 @@ class Trackers:
         return [text for tracker in self._trackers if (text := tracker.location()) is not None]
 
     def log(self, update: int, metrics: Mapping[str, float]) -> None:
-        """Logs the metrics of one update."""
         self._call_each(lambda tracker: tracker.log(update, metrics))
 
     def log_samples(self, update: int, samples: Sequence[Sample], held_out: bool) -> None:
-        """Logs samples of one update."""
         self._call_each(lambda tracker: tracker.log_samples(update, samples, held_out))
 
     def _call_each(self, call: Callable[[Tracker], None]) -> None:
@@ -223,11 +219,7 @@ def check_trackers(settings: Settings) -> None:
 
 
 def open_trackers(folder: Path, settings: Settings, after: int | None) -> Trackers:
-    """Opens the trackers of a run.
-
-    Args:
-        after: The update after which the run resumes; None: a new run.
-    """
+    """Opens the trackers of a run that resumes after an update; None: a new run."""
     return Trackers([TensorBoard(folder / TENSORBOARD, after), *open_services(folder, settings)])
 
 

@@ -67,12 +67,9 @@ def train_locked_run(
 
 
 def _finish_run(run: Run, settings: Settings, terminal: Terminal, interrupts: Interrupts, last_update: int) -> int:
-    """Plots and summarises a run that is saved up to `last_update`, and finishes its upload.
+    """Plots and summarises a run that is saved up to `last_update`, finishes its upload, and returns its exit code.
 
     The first signal is ignored, because this takes only seconds.
-
-    Returns:
-        The exit code of `train_locked_run`.
     """
     from launch.display.plot import draw_run
 

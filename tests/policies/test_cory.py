@@ -189,10 +189,11 @@ def test_resuming_is_exact(make_either: MakeCory, tmp_path: Path) -> None:
         resumed.stop()
 
 
+@pytest.mark.parametrize("num_runners", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_restoring_an_older_checkpoint_into_a_running_algorithm_syncs_all_runners(
-    make_either: MakeCory, tmp_path: Path
+    make_either: MakeCory, tmp_path: Path, num_runners: int
 ) -> None:
-    algorithm = make_either(num_runners=1, queries_per_update=4, minibatch_size=4)
+    algorithm = make_either(num_runners=num_runners, queries_per_update=4, minibatch_size=4)
     algorithm.train()
     algorithm.save_to_path(tmp_path / "old")
     expected = algorithm.evaluator.samples(algorithm.mapping, 2)

@@ -48,6 +48,7 @@ def test_an_engine_that_ignores_new_weights_ends_the_run_in_the_next_update(
     assert algorithm.updates == 1
 
 
+@pytest.mark.slow
 def test_with_max_lag_the_run_ends_as_soon_as_the_engine_should_have_new_weights(make_cory: MakeCory) -> None:
     algorithm = make_cory(check_weight_sync=True, max_lag=1, num_runners=1, eval_every=100)
     algorithm.env_runner_group.foreach_env_runner(ignore_new_weights)

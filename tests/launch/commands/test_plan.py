@@ -358,12 +358,13 @@ def test_train_and_validate_reject_a_run_that_exceeds_memory(
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(devices, "ram_bytes", lambda: 0.9e9)
-    assert main(["train", "imdb-tiny"]) == 2
+    words = ["imdb-tiny", "reward=tests.policies.sample_rewards:letters"]
+    assert main(["train", *words]) == 2
     error = capsys.readouterr().err
     assert re.match(r"Error: The run does not fit into memory: it needs about \d\.\d GB of memory, but", error), error
     assert "there are 0.9 GB. Less memory is needed with a smaller micro_batch_tokens" in error
     assert not (tmp_path / "runs").exists()
-    assert main(["validate", "imdb-tiny"]) == 0
+    assert main(["validate", *words]) == 0
     assert "does not fit into memory" in capsys.readouterr().out
     settings = resolve_settings("imdb-tiny", [], [])
     monkeypatch.setenv("CORY_UNCHECKED", "1")

@@ -60,8 +60,7 @@ def test_a_run_stopped_by_ctrl_c_resumes_and_completes(
     # As if killed between the metrics and the checkpoint of the next update.
     with (run / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"update": stopped[-1] + 1}) + "\n" + '{"torn": ')
-    changes = ("num_runners=1", "micro_batch_size=2")  # as on another machine
-    resumed = cory_forked("train", "--resume", "run", *changes, **cluster)
+    resumed = cory_forked("train", "--resume", "run", "micro_batch_size=2", **cluster)  # as on another machine
     assert resumed.returncode == 0, resumed.stderr
     assert f"resuming after update {stopped[-1]}" in resumed.stdout
     assert updates_in(run / "metrics.jsonl") == [0, 1, 2, 3]

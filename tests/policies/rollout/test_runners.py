@@ -110,6 +110,7 @@ def test_a_reward_that_hangs_longer_than_generation_timeout_is_reported(make_cor
         algorithm.train()
 
 
+@pytest.mark.slow  # `test_errors` has the cause of an actor's failed start
 def test_a_runner_that_cannot_start_raises_the_cause(make_cory: MakeCory, tmp_path: Path) -> None:
     model = deeper_than_its_weights(tmp_path)
     with pytest.raises(
