@@ -227,6 +227,22 @@ def test_a_program_cannot_disguise_the_names_that_it_requests(require_working_sa
     assert run_tests(program, *tests, setup="class Own: pass\n") == [False, False, False]
 
 
+def test_only_iterators_of_a_program_end_an_iteration_of_a_test(require_working_sandbox: None) -> None:
+    program = (
+        "class Ends:\n"
+        "    def __len__(self): raise StopIteration\n"
+        "    __abs__ = __str__ = __hash__ = __bool__ = __iter__ = __len__\n"
+        "    def __getitem__(self, key): raise StopIteration\n"
+        "    __contains__ = __getitem__\n"
+        "def f(x): return Ends()\n"
+        "def items(n): yield from range(n)\n"
+    )
+    functions = ("len", "abs", "str", "hash", "bool", "iter", "operator.itemgetter(0)", "lambda x: 2 in x")
+    tests = [f"import operator\nassert all(map({function}, map(f, [2])))" for function in functions]
+    results = run_tests(program, *tests, "assert list(map(abs, items(3))) == [0, 1, 2]")
+    assert results == [False] * len(functions) + [True]
+
+
 def test_endless_programs_are_ended(require_working_sandbox: None) -> None:
     submissions = [Submission(program, ["assert f(1) == 1"]) for program in ENDLESS.values()]
     started = time.monotonic()
