@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cory_env.sandbox import machine
-from cory_env.sandbox.failures import Failure, shorten
+from cory_env.sandbox.failures import Failure
 from cory_env.sandbox.grading import Limits, Submission, TimeBudget, find_failures, grade
 from cory_env.sandbox.machine import SandboxError, require_sandbox
 
@@ -347,12 +347,6 @@ def test_explained_failures_keep_the_total_time_limit(require_working_sandbox: N
     assert reasons.pop("writes everywhere") in ("time", "ended")  # the tester ends at garbage, if it gets enough of it
     assert set(reasons.values()) == {"time"}
     assert time.monotonic() - started < 15
-
-
-def test_shortened_texts_keep_beginning_and_end() -> None:
-    assert shorten("abc", 3) == "abc"
-    text = shorten("0123456789" * 9, 20)
-    assert len(text) == 20 and text == "012345678901 … 56789"
 
 
 def test_a_killed_grader_leaves_no_processes(require_working_sandbox: None) -> None:
