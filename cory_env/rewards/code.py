@@ -46,7 +46,6 @@ def share_passed(
     completions: Sequence[str | list[Message]],
     tests: Sequence[Sequence[str] | str],
     setup: Sequence[str | None] | None = None,
-    prefix: Sequence[str | None] | None = None,
     entry: Sequence[str | None] | None = None,
     sandbox: str = "required",
     seconds: str = "10",
@@ -58,7 +57,6 @@ def share_passed(
         completions: The decoded responses.
         tests: One test, or a list of tests, per completion.
         setup: Code that the tests require.
-        prefix: The program's beginning, which the completion continues unless it defines `entry` itself.
         entry: The name that the tests use of the program, such as a function's name.
         sandbox: `required`, or `off`: run programs only with time and memory limits.
         seconds: Time limit of a program for all its tests, including its start; lower if many programs reach it.
@@ -69,7 +67,7 @@ def share_passed(
         ValueError: A setting is out of range, or a row has no tests.
     """
     limits = _limits(seconds, memory)
-    submissions = _submissions(completions, "tests", tests, setup, prefix, entry)
+    submissions = _submissions(completions, "tests", tests, setup, entry)
     if not all(submission.tests for submission in submissions):
         raise ValueError("The column tests is empty in a row, but must contain code or a list of code.")
     passed = grade(submissions, limits, sandbox, _total_seconds())
@@ -87,7 +85,6 @@ def test_feedback(
     completions: Sequence[str | list[Message]],
     public_tests: Sequence[Sequence[str] | str | None] | None = None,
     setup: Sequence[str | None] | None = None,
-    prefix: Sequence[str | None] | None = None,
     entry: Sequence[str | None] | None = None,
     sandbox: str = "required",
     seconds: str = "10",
@@ -110,7 +107,7 @@ def test_feedback(
         ValueError: A setting is out of range, or the tests of a row are not code.
     """
     limits = _limits(seconds, memory)
-    submissions = _submissions(completions, "public_tests", public_tests, setup, prefix, entry)
+    submissions = _submissions(completions, "public_tests", public_tests, setup, entry)
     checks = [
         submission if submission.tests else replace(submission, tests=[f"__compiles__()\n{submission.entry}"])
         for submission in submissions
@@ -167,18 +164,17 @@ def _submissions(
     column: str,
     tests: Sequence[Sequence[str] | str | None] | None,
     setup: Sequence[str | None] | None,
-    prefix: Sequence[str | None] | None,
     entry: Sequence[str | None] | None,
 ) -> list[Submission]:
     """Returns the completions' programs with their tests, the values of a column."""
     none = [None] * len(completions)
     submissions = []
-    for completion, row_tests, row_setup, row_prefix, row_entry in zip(
-        completions, tests or none, setup or none, prefix or none, entry or none, strict=True
+    for completion, row_tests, row_setup, row_entry in zip(
+        completions, tests or none, setup or none, entry or none, strict=True
     ):
         text = completion if isinstance(completion, str) else completion[-1]["content"]
-        program = extract_program(text, row_prefix or "", row_entry or "")
-        submissions.append(Submission(program, read_tests(column, row_tests), row_setup or "", row_entry or ""))
+        row = read_tests(column, row_tests), row_setup or "", row_entry or ""
+        submissions.append(Submission(extract_program(text), *row))
     return submissions
 
 
@@ -208,23 +204,12 @@ def _limits(seconds: str, memory: str) -> Limits:
     return limits
 
 
-def extract_program(completion: str, prefix: str = "", entry: str = "") -> str:
-    """Returns the program in a completion.
-
-    A completion that continues a prefix ends before its first unindented line, because models then invent further
-    tasks.
-    """
+def extract_program(completion: str) -> str:
+    """Returns the program in a completion."""
     blocks = _code_blocks(completion)
     marked = [code for language, code in blocks if PYTHON.fullmatch(language)]
     unmarked = [code for language, code in blocks if not language]
-    code = next(iter([*marked, *unmarked]), completion)
-    if not prefix:
-        return code
-    if re.search(rf"^(async[ ]+)?(def|class)[ ]+{re.escape(entry)}\b", code, re.MULTILINE):
-        return f"{close_prefix(prefix)}\n{code}"  # a later definition counts
-    lines = code.splitlines(keepends=True)
-    end = next((k for k, line in enumerate(lines) if k and line.strip() and not line[0].isspace()), None)
-    return prefix + "".join(lines[:end])
+    return next(iter([*marked, *unmarked]), completion)
 
 
 def _code_blocks(text: str) -> list[tuple[str, str]]:
@@ -247,14 +232,3 @@ def _code_blocks(text: str) -> list[tuple[str, str]]:
             indentation = len(line) - len(line.lstrip(" \t"))
             lines.append(line[min(indentation, len(opening[1])) :])
     return [*blocks, (opening[3], "\n".join(lines))] if opening else blocks
-
-
-def close_prefix(prefix: str) -> str:
-    """Returns a program's beginning as a complete program, with its last function empty; "" if that fails."""
-    for ending in ("", "\n    pass\n"):
-        try:
-            ast.parse(prefix + ending)
-        except (SyntaxError, ValueError):
-            continue
-        return prefix + ending
-    return ""

@@ -23,8 +23,10 @@ RUN = "run"  # the tests' function that runs the program as a script: run(input)
 COMPILES = "__compiles__"  # the tests' function that only compiles the program
 TESTS = "tests"  # the tests' module
 LONG_LOOP = 16  # items of an iterator in a row, after which a test hardly looks at anything else in between
-# A program's StopIteration would end an iteration in the test, as in `all(map(f, …))`, but not the test.
+# A program's StopIteration would end an iteration in the test, as in `all(map(f, …))` or `all(map(len, …))`, but not
+# the test. So it counts only if an item was requested.
 ITERATION_ENDS = (StopIteration, StopAsyncIteration)
+ITEM_REQUESTS = ("next", "await", "__anext__")
 # Their attributes would lead a program to the tests' frames and global names.
 OPAQUE = (
     *(types.FunctionType, types.MethodType, types.CodeType, types.FrameType, types.TracebackType, types.ModuleType),
@@ -81,7 +83,7 @@ class ProgramProxy(Peer):
         """Returns the program's exception, but ends of iterations only from iterators."""
         match details:
             case [str(name), str(message), int() | None as line]:
-                if isinstance(error, ITERATION_ENDS) and operation not in (*OPERATORS, "next", "await"):
+                if isinstance(error, ITERATION_ENDS) and operation not in ITEM_REQUESTS:
                     error = RuntimeError(message)
                 self.raised = (error, Raised(name, message, line))
                 return error

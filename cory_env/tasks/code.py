@@ -2,10 +2,9 @@
 
 The bundled problems ask for short Python functions. User data may have one of these formats, recognized by the columns:
 
-    query, tests, …                             this project's; also public_tests, solution, setup, prefix and entry
+    query, tests, …                             this project's; also public_tests, solution, setup and entry
                                                 (cory_env.rewards.code)
     text or prompt, test_list, …                MBPP, full and sanitized
-    prompt, test, entry_point, …                HumanEval, and HumanEval+ as on the hub
     question, input_output, …                   APPS: programs that read and print, and functions
 
 Each problem becomes a query with the columns of the first format. The first of several tests becomes public: feedback
@@ -23,13 +22,13 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from cory_env.rewards.code import close_prefix, read_tests
+from cory_env.rewards.code import read_tests
 from cory_env.tasks.definition import DataFormat, TaskDefinition
 from cory_env.tasks.task import GradedTask, Query
 
 PROBLEMS = Path(__file__).parents[1] / "assets" / "code-problems"
 INSTRUCTION = "Answer with one block of Python code.\n"
-PROBLEM_COLUMNS = ("tests", "public_tests", "setup", "prefix", "entry", "solution")
+PROBLEM_COLUMNS = ("tests", "public_tests", "setup", "entry", "solution")
 SAME_VALUE = """\
 def same_value(found, expected):
     found = list(found) if isinstance(found, tuple) else found
@@ -58,19 +57,6 @@ def _from_mbpp(query: Query) -> Query:
     if call := _first_call(tests, _shadowing_entry(solution, tests)):
         text += f"\nIt is called like this: {call}"
     return _make_problem(query, text, tests, setup=setup, solution=solution)
-
-
-def _from_humaneval(query: Query) -> Query:
-    entry, columns = str(query.columns["entry_point"]), query.columns
-    return _make_problem(
-        query,
-        query.text,
-        f"{columns['test']}\ncheck({entry})",
-        setup=close_prefix(query.text),
-        prefix=query.text,
-        entry=entry,
-        solution=columns.get("canonical_solution"),
-    )
 
 
 def _from_apps(query: Query) -> Query:
@@ -110,6 +96,8 @@ def _make_problem(query: Query, text: str, tests: object, **columns: object) -> 
         raise _data_error("it has no tests")
     if columns.get("public_tests") is None and len(code) > 1:
         public, code = code[:1], code[1:]
+    if columns.get("prefix"):
+        raise _data_error("it has a column prefix, but a program must be complete")
     if not isinstance(solution, str | None):
         raise _data_error(f"its solution {solution!r:.80} is not text")
     for test in [*public, *code]:
@@ -196,7 +184,6 @@ CODE = TaskDefinition(
         DataFormat("query", ("tests",), _from_own_format),
         DataFormat("text", ("test_list",), _from_mbpp),
         DataFormat("prompt", ("test_list",), _from_mbpp),
-        DataFormat("prompt", ("test", "entry_point"), _from_humaneval),
         DataFormat("question", ("input_output",), _from_apps),
     ),
     convert_ungraded=True,

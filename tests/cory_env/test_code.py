@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cory_env.rewarding.worker import RewardError, RewardWorker
-from cory_env.rewards.code import all_passed, close_prefix, extract_program, share_passed
+from cory_env.rewards.code import all_passed, extract_program, share_passed
 from cory_env.sandbox.machine import SandboxError, require_sandbox
 from cory_env.tasks import DataError, Task, make_task
 from tests.cory_env.sample_tasks import LENGTH
@@ -30,7 +30,7 @@ def write(path: Path, *rows: dict[str, Any]) -> Path:
 def compute_rewards(task: Task, completions: list[str]) -> list[float]:
     """The share of tests that completions of a task's first queries pass."""
     rows = [query.columns for query in task.train[: len(completions)]]
-    columns = {name: [row.get(name) for row in rows] for name in ("tests", "setup", "prefix", "entry")}
+    columns = {name: [row.get(name) for row in rows] for name in ("tests", "setup", "entry")}
     return share_passed(completions, **columns, sandbox=sandbox())  # type: ignore[arg-type]
 
 
@@ -89,33 +89,6 @@ SANITIZED = {
     "test_imports": ["import math"],
     "test_list": ["assert math.isclose(volume_cone(5,12), 314.15926535897927, rel_tol=0.001)"],
 }
-HUMANEVAL = {
-    "task_id": "HumanEval/0",
-    "prompt": (
-        "from typing import List\n\n\ndef shift(x: int) -> int:\n    return x + 1\n\n\n"
-        'def close(numbers: List[float], limit: float) -> bool:\n    """ Are two numbers closer than limit?\n'
-        '    >>> close([1.0, 2.0], 0.5)\n    False\n    """\n'
-    ),
-    "entry_point": "close",
-    "canonical_solution": (
-        "    for i, a in enumerate(numbers):\n        for b in numbers[:i]:\n"
-        "            if abs(a - b) < limit:\n                return True\n\n    return False\n"
-    ),
-    "test": (
-        "\n\nMETADATA = {\n    'author': 'jt'\n}\n\n\ndef check(candidate):\n"
-        "    assert candidate([1.0, 2.0, 3.9, 4.0], 0.3) == True\n    assert candidate([1.0, 2.0, 4.0], 0.3) == False\n"
-        "    assert shift(1) == 2, 'a helper of the prompt'\n    assert True, 'This prints if this assert fails'\n\n"
-    ),
-}
-HUMANEVAL_PLUS = HUMANEVAL | {
-    "test": (
-        "import numpy as np\n\ndef assertion(out, exp, atol):\n"
-        "    if atol:\n        assert np.allclose(out, exp, atol=atol)\n    else:\n        assert out == exp\n\n"
-        "def check(candidate):\n    inputs = [[[1.0, 2.0], 0.5], [[1.0, 1.1], 0.5]]\n"
-        "    results = [False, True]\n    for i, (inp, exp) in enumerate(zip(inputs, results)):\n"
-        "        assertion(candidate(*inp), exp, 0)\n"
-    )
-}
 APPS = {
     "problem_id": 0,
     "question": "Print the sum of the numbers of each of t lines.",
@@ -139,8 +112,6 @@ APPS_CALLED = APPS | {
         (MBPP, "two lists.\nIt is called like this: similar_elements((3, 4, 5, 6), (5, 7, 4, 10))"),
         (MBPP_WITH_SETUP, "a list.\nIt is called like this: nodes(root)"),
         (SANITIZED, "a cone.\nIt is called like this: volume_cone(5, 12)"),
-        (HUMANEVAL, HUMANEVAL["prompt"]),
-        (HUMANEVAL_PLUS, HUMANEVAL["prompt"]),
         (APPS, "t lines.\n\nThe program reads standard input and prints."),
         (APPS_CALLED, "numbers.\n\nGo on with this code:\n\nclass Solution:\n    def add(self, a: int, b: int):"),
     ],
@@ -152,32 +123,24 @@ def test_published_rows_become_problems_whose_solutions_pass(
     task = make_task("code", data=data, eval_data=data)
     assert task.train[0].text.endswith(prompt_end)
     assert compute_rewards(task, gold_answers(task)) == [1.0]
-    wrong = "def similar_elements(a, b): return set()\ndef close(*_): return 2\ndef volume_cone(*_): return 0"
+    wrong = "def similar_elements(a, b): return set()\ndef volume_cone(*_): return 0"
     assert compute_rewards(task, [wrong]) == [0.0]
-
-
-def test_completions_may_continue_humaneval_s_prompt_or_restart(tmp_path: Path) -> None:
-    data = write(tmp_path / "data.jsonl", HUMANEVAL)
-    task = make_task("code", data=data, eval_data=data)
-    complete = "Here:\n```python\ndef close(numbers, limit):\n    return len(numbers) == shift(3)\n```\nThat is all."
-    appended = "    return len(numbers) == 4\n\ndef shift(x):\n    return 9\n"  # cut before the first unindented line
-    texts = [complete, appended, "    return True\n"]
-    assert [compute_rewards(task, [text])[0] for text in texts] == [1.0, 1.0, 0.0]
 
 
 def test_training_and_held_out_data_may_have_different_formats(tmp_path: Path) -> None:
     task = make_task(
         "code",
         data=write(tmp_path / "a.jsonl", MBPP, SANITIZED | {"text": "x"}),
-        eval_data=write(tmp_path / "b.jsonl", HUMANEVAL),
+        eval_data=write(tmp_path / "b.jsonl", APPS),
     )
-    assert len(task.train) == 2 and task.test[0].columns["entry"] == "close"
+    assert len(task.train) == 2 and task.test[0].text.startswith("Print the sum")
 
 
 def test_invalid_problems_are_reported_by_row(tmp_path: Path) -> None:
     valid = {"query": "Add.", "tests": ["assert add(1, 2) == 3"]}
     for invalid, message in (
         ({"tests": []}, "query 'Add.': it has no tests"),
+        ({"prefix": "def add(a, b):"}, "it has a column prefix, but a program must be complete"),
         ({"tests": ["assert add(1, 1) == 2", None]}, r"column tests contains \['assert .*', None\], but must be code"),
         ({"tests": ["assert add(1, 1) == 2"], "solution": ["a"]}, r"its solution \['a'\] is not text"),
         ({"tests": ["assert add(1"]}, r"the test 'assert add\(1' is not Python"),
@@ -258,8 +221,6 @@ BLOCKS = {
 
 def test_the_program_is_the_first_block_of_python_or_without_a_language_or_the_whole_completion() -> None:
     assert {text: extract_program(text) for text in BLOCKS} == BLOCKS
-    assert close_prefix("def f(x):\n").endswith("pass\n") and close_prefix("import os\n") == "import os\n"
-    assert close_prefix("def (") == ""
 
 
 def test_settings_in_the_reward_s_name_are_checked_at_the_start() -> None:

@@ -12,7 +12,6 @@ from cory_env.tasks import DataError, Task, make_task
 from tests.cory_env.test_code import (
     APPS,
     APPS_CALLED,
-    HUMANEVAL,
     MBPP,
     SANITIZED,
     compute_rewards,
@@ -199,21 +198,6 @@ def test_without_public_tests_feedback_is_never_none() -> None:
     ]
 
 
-def test_lines_count_from_the_prefix_s_first(tmp_path: Path) -> None:
-    completion = "    return numbers[limit]\n"
-    (text,) = code.test_feedback(
-        [completion],
-        [["assert close([1.0], 3) == False"]],
-        prefix=[HUMANEVAL["prompt"]],
-        entry=["close"],
-        sandbox=sandbox(),
-    )
-    assert text == (
-        "Failed test: assert close([1.0], 3) == False\n"
-        "IndexError in line 13, `return numbers[limit]`: list index out of range"
-    )
-
-
 def test_the_worker_checks_the_sandbox_of_feedback_too() -> None:
     reward = f"cory_env.rewards.code:share_passed?sandbox={sandbox()}"
     columns: dict[str, list[object]] = {"tests": [["assert f(2) == 3"]] * 2, "public_tests": [[TEST]] * 2}
@@ -232,7 +216,7 @@ def public_tests(tmp_path: Path, row: dict[str, Any]) -> tuple[Any, Any]:
     task = make_task("code", data=data, eval_data=data)
     assert compute_rewards(task, gold_answers(task)) == [1.0]
     public: Any = task.train[0].columns["public_tests"]
-    columns = {name: [task.train[0].columns.get(name)] for name in ("setup", "prefix", "entry")}
+    columns = {name: [task.train[0].columns.get(name)] for name in ("setup", "entry")}
     result = code.test_feedback(gold_answers(task), [public], sandbox=sandbox(), **columns)  # type: ignore[arg-type]
     assert result == [None if public else "There are no public tests, so the program was not tested."]
     return public, task.train[0].columns["tests"]
@@ -252,8 +236,6 @@ def test_the_first_of_several_tests_becomes_public(tmp_path: Path) -> None:
     mbpp_tests: Any = MBPP["test_list"]
     assert public_tests(tmp_path, MBPP) == (mbpp_tests[:1], mbpp_tests[1:])
     assert public_tests(tmp_path, SANITIZED) == ([], SANITIZED["test_list"])
-    public, hidden = public_tests(tmp_path, HUMANEVAL)
-    assert public == [] and len(hidden) == 1
     public, hidden = public_tests(tmp_path, APPS)
     assert public == ["assert same_output(run('2\\n1 2\\n3 4\\n'), '3.0\\n7.0\\n')"] and len(hidden) == 1
     assert public_tests(tmp_path, APPS_CALLED) == (

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cory_env.sandbox import machine
-from cory_env.sandbox.failures import Failure, shorten
+from cory_env.sandbox.failures import Failure
 from cory_env.sandbox.grading import Limits, Submission, TimeBudget, find_failures, grade
 from cory_env.sandbox.machine import SandboxError, require_sandbox
 
@@ -227,6 +227,22 @@ def test_a_program_cannot_disguise_the_names_that_it_requests(require_working_sa
     assert run_tests(program, *tests, setup="class Own: pass\n") == [False, False, False]
 
 
+def test_only_iterators_of_a_program_end_an_iteration_of_a_test(require_working_sandbox: None) -> None:
+    program = (
+        "class Ends:\n"
+        "    def __len__(self): raise StopIteration\n"
+        "    __abs__ = __str__ = __hash__ = __bool__ = __iter__ = __len__\n"
+        "    def __getitem__(self, key): raise StopIteration\n"
+        "    __contains__ = __getitem__\n"
+        "def f(x): return Ends()\n"
+        "def items(n): yield from range(n)\n"
+    )
+    functions = ("len", "abs", "str", "hash", "bool", "iter", "operator.itemgetter(0)", "lambda x: 2 in x")
+    tests = [f"import operator\nassert all(map({function}, map(f, [2])))" for function in functions]
+    results = run_tests(program, *tests, "assert list(map(abs, items(3))) == [0, 1, 2]")
+    assert results == [False] * len(functions) + [True]
+
+
 def test_endless_programs_are_ended(require_working_sandbox: None) -> None:
     submissions = [Submission(program, ["assert f(1) == 1"]) for program in ENDLESS.values()]
     started = time.monotonic()
@@ -331,12 +347,6 @@ def test_explained_failures_keep_the_total_time_limit(require_working_sandbox: N
     assert reasons.pop("writes everywhere") in ("time", "ended")  # the tester ends at garbage, if it gets enough of it
     assert set(reasons.values()) == {"time"}
     assert time.monotonic() - started < 15
-
-
-def test_shortened_texts_keep_beginning_and_end() -> None:
-    assert shorten("abc", 3) == "abc"
-    text = shorten("0123456789" * 9, 20)
-    assert len(text) == 20 and text == "012345678901 … 56789"
 
 
 def test_a_killed_grader_leaves_no_processes(require_working_sandbox: None) -> None:
