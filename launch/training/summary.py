@@ -1,4 +1,4 @@
-"""The summary of a finished run: held-out metrics before and after training, and file locations."""
+"""The summary of a finished run: held-out metrics and samples before and after training, and file locations."""
 
 from importlib.util import find_spec
 
@@ -7,6 +7,7 @@ from rich.text import Text
 
 from launch.display.tables import MAIN_METRICS, format_metric, held_out_pairs, metric_format, new_table
 from launch.display.terminal import Terminal
+from launch.display.texts import chain_text
 from launch.run_folder.records import Update
 from launch.run_folder.run import Run
 from launch.run_folder.sources import Sources
@@ -32,6 +33,12 @@ def print_summary(run: Run, settings: Settings, terminal: Terminal) -> None:
     changes = [] if sources is None else [change for change in sources.changes if change["part"] != "train"]
     for update, text in {change["update"]: change["text"] for change in changes}.items():
         terminal.print(f"Warning: Metrics before and after update {update} are not comparable. {text}.", True)
+    samples = [sample for sample in run.samples if sample["held_out"]]
+    before, after = ([sample for sample in samples if sample["update"] == line["update"]] for line in (first, last))
+    for earlier, later in list(zip(before, after, strict=False))[: max(6 // settings.num_agents, 1)]:
+        for update, sample in ((first["update"], earlier), (last["update"], later)):
+            terminal.print(Text(f"\nA held-out query at update {update}", style="bold"))
+            terminal.print(chain_text(sample, indent=2))
     best = run.best_update
     terminal.print()
     terminal.print(f"Curves      {run.user_path(run.curves.name)}", True)

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +23,7 @@ from launch.run_folder.sources import Sources, digest_queries
 from launch.run_folder.storage import StorageError, WriterChangedError
 from launch.training.saving import CheckpointWriter
 from launch.training.start import is_retryable, lacks_final, latest_valid_checkpoint, starting_policies
-from launch.training.summary import print_summary
+from launch.training.summary import last_answer_note, print_summary
 from launch.training.tracking import Trackers, flat_metrics, open_trackers
 from policies.compat.imports import gc_paused
 from policies.files import atomic_file
@@ -193,6 +194,8 @@ class Trainer:
         if warnings := algo.health.observe_start(report):
             report["health"] = warnings
         self._record(report, algo.evaluator.samples(algo.mapping, HELD_OUT_SAMPLES))
+        if note := last_answer_note(cast(Update, to_json(report)), arrow=self.terminal.arrow):
+            self.terminal.print(note)
         checkpoints.start(algo)
 
     def _loop(self, algo: "Cory", checkpoints: CheckpointWriter) -> None:
@@ -203,6 +206,7 @@ class Trainer:
         """
         settings = self.settings
         self.interrupts.training = True
+        saved_at = time.monotonic()
         if self.terminal.has_bar:
             self.terminal.stage("Training")
         while algo.updates < settings.num_updates and self.interrupts.requested is None:
@@ -211,8 +215,11 @@ class Trainer:
             is_last = update == settings.num_updates
             self._record(report, algo.evaluator.samples(algo.mapping, HELD_OUT_SAMPLES) if is_last else ())
             is_best = "evaluation" in report and self.run.best_update == update
-            if is_best or update % settings.checkpoint_every == 0:
+            minutes = (time.monotonic() - saved_at) / 60
+            is_old = settings.checkpoint_minutes is not None and minutes >= settings.checkpoint_minutes
+            if is_best or is_old or update % settings.checkpoint_every == 0:
                 checkpoints.start(algo)
+                saved_at = time.monotonic()
             checkpoints.poll()
         # A signal may have ended the loop between two periodic checkpoints.
         if not self.run.checkpoints.path_of(algo.updates).exists():

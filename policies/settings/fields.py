@@ -318,6 +318,8 @@ class Fields(BaseModel):
     `final.json`; null: no final evaluation."""
     checkpoint_every: int = output_setting(10, ge=1)
     """Updates between checkpoints."""
+    checkpoint_minutes: float | None = output_setting(None, gt=0)
+    """Also save a checkpoint after an update if the last one is at least this many minutes old; null: never."""
     keep_checkpoints: int = output_setting(2, ge=1)
     """Number of latest checkpoints to keep, besides the best one."""
     tracker: Literal["wandb", "trackio"] | None = output_setting(None)

@@ -19,7 +19,7 @@ WITHOUT_EFFECT = frozenset(
     {
         *("runner_resources", "learner_resources", "prefix_sharing"),
         *("health_patience", "min_eos_ratio", "max_token_kl", "max_observer_deficit", "max_role_gap", "max_repetition"),
-        *("stop_on_collapse", "checkpoint_minutes", "samples_every"),
+        *("stop_on_collapse", "samples_every"),
     }
 )
 """Settings that decided where a run computed, when it warned, saved and stopped, but not what it learned."""

@@ -17,7 +17,7 @@ from launch.run_folder.sources import Sources
 from launch.run_folder.stored_run import StoredRun
 from launch.training import training
 from launch.training.saving import CheckpointWriter
-from launch.training.summary import print_summary
+from launch.training.summary import last_answer_note, print_summary
 from policies.files import MissingFolderError
 from tests.forked import run_forked
 from tests.launch.conftest import ENVIRONMENT, record_test_run
@@ -98,6 +98,17 @@ def recorded_algorithm(folder: Path) -> Any:
     return algo
 
 
+@pytest.mark.parametrize(("minutes", "updates"), [(1e-9, [1, 2, 3, 4]), (1e9, [4]), (None, [4])])
+def test_checkpoints_are_also_saved_by_time(tmp_path: Path, minutes: float | None, updates: list[int]) -> None:
+    settings = paper_settings(num_updates=4, checkpoint_every=100, checkpoint_minutes=minutes)
+    run = record_test_run(tmp_path / "run", settings, updates=[0])
+    terminal, interrupts = Terminal(settings, sys.stdout, bar=False), Interrupts(lambda: None)
+    with terminal, interrupts, CheckpointWriter(run, 9, pytest.fail) as checkpoints:
+        trainer = training.Trainer(run, settings, terminal, interrupts, debug=True)
+        trainer._loop(recorded_algorithm(tmp_path / "other"), checkpoints)
+    assert run.checkpoints.updates() == updates
+
+
 def test_a_signal_between_periodic_checkpoints_loses_no_update(tmp_path: Path) -> None:
     settings = paper_settings(num_updates=12).model_copy(update={"checkpoint_every": SignallingPeriod(10)})
     run = record_test_run(tmp_path / "run", paper_settings(num_updates=12), updates=[0])
@@ -126,19 +137,24 @@ def test_the_summary_has_samples_the_best_update_and_source_changes(
     run = record_test_run(tmp_path / "run", paper_settings(num_updates=12))
     changes = [{"update": 6, "part": part, "text": "q.jsonl differs"} for part in ("train", "test")]
     Sources({}, None, {}, {}, [], changes).write(run.path)
+    for update, text in ((0, "before"), (12, "after")):
+        response = {"role": "pioneer", "policy": "llm_1", "text": text, "task_reward": 1.0}
+        run.samples_file.append({"update": update, "held_out": True, "query": "Is it", "responses": [response]})
     print_summary(run, paper_settings(num_updates=12), Terminal(paper_settings(num_updates=12), sys.stdout, bar=False))
     output = capsys.readouterr().out
     assert output.count("Warning: Metrics before and after update 6 are not comparable. q.jsonl differs.") == 1
-    assert "from update " in output
+    before, after = output.partition("A held-out query at update 12")[::2]
+    assert "A held-out query at update 0" in before and "before" in before and "after" in after
+    assert "from update " in after
 
 
-def evaluated(update: int, combined: float) -> Update:
+def evaluated(update: int, combined: float, last: dict[str, float | None]) -> Update:
     metrics: dict[str, float | None] = {"task_reward": combined, "kl": 0.0, "combined_reward": combined}
     metrics |= {"response_length": 4.0, "eos_rate": 1.0}
     return {
         "update": update,
         "evaluation": {"llm_1": metrics, "llm_2": metrics, "mean": metrics},
-        "last_response": metrics,
+        "last_response": {**metrics, **last},
     }
 
 
@@ -149,7 +165,18 @@ def test_the_summary_says_that_no_evaluation_beat_the_untrained_policies(
     run = Run.create(tmp_path / "run")
     run.write_settings(paper_settings(num_updates=12), "cory train")
     for update, combined in ((0, before), (12, after)):
-        run.metrics_file.append(evaluated(update, combined))
+        run.metrics_file.append(evaluated(update, combined, {}))
     print_summary(run, paper_settings(), Terminal(paper_settings(), sys.stdout, quiet=True, bar=False))
     output = capsys.readouterr().out
     assert ("No evaluation beat update 0 (select_by=bare), so `best` has the weights" in output) == is_untrained
+
+
+def test_the_summary_explains_the_kl_of_the_last_answer_if_it_was_measured() -> None:
+    first = evaluated(0, 0.5, {"bare_kl": 12.17, "in_chain_kl": 0.0})
+    last = evaluated(12, 0.5, {"bare_kl": 14.2, "in_chain_kl": 3.1})
+    note = last_answer_note(first, last, arrow=">")
+    assert note is not None and note.startswith("KL of the last answer: to the base model given the query alone")
+    assert note.endswith("Given the same prompt: 0.00 > 3.10.")
+    not_measured = evaluated(0, 0.5, {"bare_kl": None, "in_chain_kl": None})  # kl_coef=0
+    single = Update(update=0, evaluation=first["evaluation"])  # num_agents=1
+    assert last_answer_note(not_measured, arrow=">") is last_answer_note(single, arrow=">") is None

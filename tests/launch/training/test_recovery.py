@@ -2,6 +2,7 @@
 
 import errno
 from pathlib import Path
+from typing import cast
 
 import pytest
 from ray.exceptions import ActorDiedError, NodeDiedError, ObjectLostError, RayActorError, RayTaskError
@@ -11,7 +12,7 @@ from launch.console.errors import CommandError
 from launch.run_folder.run import Run
 from launch.training.start import is_retryable, latest_valid_checkpoint
 from policies.generation.generator import GenerationError
-from policies.learning.rows import NonFiniteUpdate
+from policies.learning.rows import NonFiniteUpdate, TrainRows
 from policies.models.model_check import ModelError
 from policies.rllib.learners import LearnerError
 from policies.settings.settings import SettingsError
@@ -48,7 +49,7 @@ def test_lost_processes_and_machines_are_retryable(error: Exception) -> None:
         raised_in_worker(RewardError("wrong")),
         SettingsError("wrong"),
         CommandError("wrong"),
-        NonFiniteUpdate("llm_1", 3, {}),
+        NonFiniteUpdate("llm_1", 3, cast(TrainRows, None)),  # the error's rows do not matter here
         OSError(errno.ENOSPC, "No space left on device"),
         raised_in_worker(OSError(errno.ENOSPC, "No space left on device")),
         KeyError("a defect"),

@@ -272,7 +272,7 @@ def test_recorded_settings_may_contain_removed_ones_without_an_effect() -> None:
             {"importance_sampling_clip_max": None},
         ),
         ({"max_token_kl": 0.5, "runner_resources": "a=1", "prefix_sharing": "off"}, {}),
-        ({"max_repetition": 0.6, "stop_on_collapse": True, "checkpoint_minutes": 5.0, "samples_every": 1}, {}),
+        ({"max_repetition": 0.6, "stop_on_collapse": True, "samples_every": 1}, {}),
         ({"digits": None, "operations": None}, {}),
         (
             {"task": "arithmetic", "digits": 2, "operations": "sums"},
