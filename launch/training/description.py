@@ -1,9 +1,10 @@
-"""The settings that decide the result of a run: the lines that `cory train` and `cory validate` print first."""
+"""What a run is and what decides its result, in words: the lines that `cory train` and `cory validate` print first."""
 
 import textwrap
 from collections.abc import Collection
 
 from cory_env.tasks import Task
+from launch.cluster.placement import count_noun
 from policies.settings.settings import Settings
 from policies.settings.yaml12 import to_cli
 
@@ -17,6 +18,33 @@ ALWAYS = (
 )
 CHAIN = ("num_agents", "num_policies", "exchange_period", "average_period", "credit", "feedback", "select_by")
 """Settings that decide only the result of a chain of several agents."""
+
+
+def describe_run(settings: Settings, arrow: str) -> str:
+    """Describes the training in a few sentences."""
+    count = len(settings.policy_ids)
+    learners = f"{settings.algorithm}: one agent learns"
+    if settings.num_agents > 1:
+        algorithm = "" if settings.critic else f" by {settings.algorithm}"
+        weights = "adapters on one base" if settings.weights == "lora" else "weights"
+        policies = "one LLM in all roles" if count == 1 else f"{count} LLMs with their own {weights}"
+        agents = f" {arrow} ".join(settings.agents)
+        learners = f"CORY{algorithm}: {settings.num_agents} agents ({agents}), {policies}, learn"
+    exchange = ""
+    if settings.exchange_period is not None and settings.num_agents > 1 and count > 1:
+        exchange = f"; roles are exchanged every {settings.exchange_period}"
+    if settings.average_period is not None:
+        distance = "" if settings.average_tau == 1 else f" by {settings.average_tau:g} of the way"
+        exchange += f"; LLMs are averaged{distance} every {settings.average_period}"
+    times = "" if settings.num_generations == 1 else f", {settings.num_generations} times each"
+    text = (
+        f"{learners} task {settings.task}, starting from {settings.model_names}.\n"
+        f"{count_noun(settings.num_updates, 'update')} of {settings.queries_per_update} queries{times}{exchange}. "
+        f"Generation: {settings.backend}."
+    )
+    if settings.num_agents > 1 and count > 1 and settings.roles is None:
+        text += "\nTo compare: num_agents=1 trains a single agent, num_policies=1 one LLM in all roles."
+    return text
 
 
 def describe_settings(settings: Settings, set_names: Collection[str], task: Task) -> str:

@@ -21,6 +21,7 @@ from launch.run_folder.records import Update, to_json
 from launch.run_folder.run import Run
 from launch.run_folder.sources import Sources, digest_queries
 from launch.run_folder.storage import StorageError, WriterChangedError
+from launch.training.description import describe_run
 from launch.training.saving import CheckpointWriter
 from launch.training.start import is_retryable, lacks_final, latest_valid_checkpoint, starting_policies
 from launch.training.summary import last_answer_note, print_summary
@@ -53,6 +54,7 @@ def train_locked_run(
     terminal = Terminal(settings, output.dup_stdout(), done=done or 0, quiet=quiet, bar=not debug)
     stopping = "Finishing this update, then saving. Press Ctrl-C again to abort immediately."
     interrupts = Interrupts(lambda: terminal.print(stopping, True))
+    terminal.print(describe_run(settings, terminal.arrow))
     terminal.print(f"Run folder: {run.location}" + (f" (resuming after update {done})" if done is not None else ""))
     terminal.print()
     with interrupts:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cory_env.tasks import make_task
-from launch.training.description import describe_settings, small_splits_warning
+from launch.training.description import describe_run, describe_settings, small_splits_warning
 from policies.cory import CoryConfig
 from policies.settings.resolve import MAX_PROMPT_TOKENS, is_resolved, resolve
 from policies.settings.settings import changed_settings, make_settings
@@ -106,3 +106,12 @@ def test_the_deciding_settings_are_listed_with_the_number_of_queries(values: dic
     assert queries.split() == ["34", "train,", "8", "validation,", "8", "test"]
     warning = small_splits_warning(settings, task)
     assert warning is not None and warning.startswith("Only 8 validation and 8 test queries, fewer than 20 each")
+
+
+def test_a_run_is_described_with_its_agents_policies_and_what_to_compare_it_with(values: dict[str, Any]) -> None:
+    text = describe_run(make_settings({**values, "num_updates": 1}), "->")
+    assert "CORY by RLOO: 2 agents (pioneer -> observer), 2 LLMs with their own adapters on one base" in text
+    assert "1 update of " in text and "; roles are exchanged every 5." in text
+    assert "num_agents=1 trains a single agent, num_policies=1 one LLM in all roles." in text
+    alone = describe_run(make_settings({**values, "num_agents": 1}), "->")
+    assert alone.startswith("RLOO: one agent learns") and "compare" not in alone and "exchanged" not in alone
