@@ -126,12 +126,6 @@ def test_a_run_that_failed_before_it_had_a_folder_has_its_own_reason(tmp_path: P
         collect_result(job, ProcessResult(2, "Error: No module named mine.\n"))
 
 
-def test_a_run_stopped_by_stop_on_collapse_has_a_result(tmp_path: Path) -> None:
-    result = collect_result(make_job(tmp_path), DONE._replace(code=3))
-    assert (result.status, result.reason) == ("collapsed", "stop_on_collapse ended it after update 15.")
-    assert result.final is not None
-
-
 def test_a_run_with_a_non_finite_gradient_has_a_result(tmp_path: Path) -> None:
     job = make_job(tmp_path)
     (job.run / "refused_update_000016_llm_1.safetensors").touch()
