@@ -90,13 +90,14 @@ def ray_session(required: Sequence[Process], debug: bool, retry_seconds: float =
     with contextlib.ExitStack() as stack:
         options: dict[str, Any] = {}
         if not _has_cluster_address():
+            parent = os.environ.get("RAY_TMPDIR", "/tmp")  # TMPDIR may be too long for Ray's sockets
             options = {
                 "address": "local",
                 "num_cpus": max(os.cpu_count() or 1, cpus(required)),
                 "include_dashboard": False,
+                "_temp_dir": f"{parent}/ray",  # Ray's own default, which keeps its logs
             }
-            if not debug:  # then Ray keeps its logs
-                parent = os.environ.get("RAY_TMPDIR", "/tmp")  # TMPDIR may be too long for Ray's sockets
+            if not debug:
                 folder = tempfile.TemporaryDirectory(prefix="cory-", dir=parent, ignore_cleanup_errors=True)
                 options["_temp_dir"] = stack.enter_context(folder)
         if _has_cluster_address() or shadowing_modules():  # otherwise save the second or two of a worker setup

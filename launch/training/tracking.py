@@ -171,13 +171,15 @@ class Trackers:
 
     def __init__(self, trackers: Iterable[Tracker] = ()) -> None:
         self._trackers = list(trackers)
+        self._uses_wandb = any(tracker.name == WeightsAndBiases.name for tracker in self._trackers)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(failed=kind is not None)
-        end_services()
+        if self._uses_wandb:  # otherwise the process is the user's
+            end_services()
 
     def close(self, failed: bool) -> None:
         self._call_each(lambda tracker: tracker.close(failed))

@@ -30,6 +30,9 @@ def model(tmp_path: Path) -> Path:
     return Path(shutil.copytree(DEFAULT_TOKENIZER, tmp_path / "model"))
 
 
+REPEATS = ((5, "1 or 2"), (8, "2"))
+
+
 def error_of(**values: Any) -> str:
     """Returns the message with which settings are rejected."""
     with pytest.raises((CommandError, ModelError)) as raised:
@@ -98,7 +101,9 @@ def test_prompt_lengths_of_both_splits_are_checked_and_the_min_length_named(tmp_
     )
 
 
-@pytest.mark.parametrize(("size", "repeats"), [(4, None), (5, "1 or 2"), (8, "2"), (10, "2 or 3")])
+@pytest.mark.parametrize(
+    ("size", "repeats"), [(4, None), (10, "2 or 3"), *(pytest.param(*case, marks=pytest.mark.slow) for case in REPEATS)]
+)
 def test_fewer_training_queries_than_an_update_asks_are_a_warning_of_validate_and_train(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], size: int, repeats: str | None
 ) -> None:

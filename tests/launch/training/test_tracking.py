@@ -6,12 +6,13 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from launch.console.errors import CommandError
-from launch.training.tracking import check_trackers
+from launch.training.tracking import check_trackers, open_trackers
 from policies.settings.settings import Settings
 from tests.launch.conftest import ENVIRONMENT, record_test_run
 from tests.paper import paper_settings
@@ -132,3 +133,13 @@ def test_a_tracker_that_is_not_installed_is_rejected(monkeypatch: pytest.MonkeyP
         with pytest.raises(CommandError, match=f"Run `pip install {name}`, or set tracker=null"):
             check_trackers(Settings.model_validate({"tracker": name}))
     check_trackers(paper_settings())
+
+
+def test_a_run_without_weights_and_biases_leaves_the_user_s_process_of_it_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(teardown=lambda: ended.append(True)))
+    ended: list[bool] = []
+    with open_trackers(tmp_path, paper_settings(), after=None) as trackers:
+        trackers.log(0, {"kl": 0.0})
+    assert not ended
