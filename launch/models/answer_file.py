@@ -9,6 +9,7 @@ from cory_env.tasks import Query
 from launch.console import output
 from launch.console.errors import CommandError, make_folder
 from launch.display.terminal import ProgressPrinter
+from launch.evaluation.batches import show_progress
 from launch.models.trained_chain import MAX_BATCH_SIZE, TrainedChain
 from launch.run_folder.storage import check_location
 from policies.files import atomic_write
@@ -35,19 +36,17 @@ def write_answers(
     prompt_refs = [(query, sample) for query in queries for sample in range(samples)]
     size = MAX_BATCH_SIZE[chain.backend]
     batches = [prompt_refs[start : start + size] for start in range(0, len(prompt_refs), size)]
-    rows: list[dict[str, object]] = []
     with ProgressPrinter(sys.stderr, len(batches), bar=not debug) as progress:
         progress.stage("Loading the models")
         with output.hide_libraries(debug):
             _ = chain.generator  # loads the policies
         progress.stage("Answering")
         progress.start_clock()
-        for number, batch in enumerate(batches, start=1):
-            for (query, sample), answer in zip(batch, chain.answer_all(batch), strict=True):
-                columns = {"columns": query.columns} if query.columns else {}
-                rows.append({"row": query.id, "sample": sample, **columns, **answer})
-            left = progress.advance()
-            if not progress.has_bar:
-                progress.print(f"  {number}/{len(batches)} batches  {left}")
+        answers = show_progress(map(chain.answer_all, batches), len(batches), progress)
+        rows = [
+            {"row": query.id, "sample": sample, **({"columns": query.columns} if query.columns else {}), **answer}
+            for batch, batch_answers in zip(batches, answers, strict=True)
+            for (query, sample), answer in zip(batch, batch_answers, strict=True)
+        ]
     # A table may contain dates and similar types.
     atomic_write(out, "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows))

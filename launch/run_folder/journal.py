@@ -12,12 +12,11 @@ from policies.files import atomic_write, named_errors
 
 
 class Journal:
-    """A JSON Lines file of numbered records."""
+    """A JSON Lines file of updates."""
 
-    def __init__(self, path: Path, number: str = "update") -> None:
+    def __init__(self, path: Path) -> None:
         """Initializes without reading or creating the file."""
         self.path = path
-        self.number = number
 
     def append(self, record: Mapping[str, object]) -> None:
         """Appends one record and syncs it to disk."""
@@ -43,6 +42,6 @@ class Journal:
         return records
 
     def cut_after(self, last: int) -> None:
-        """Atomically removes all records with a higher number, and an incomplete last line."""
-        records = [record for record in self.read() if record[self.number] <= last]
+        """Atomically removes all records of later updates, and an incomplete last line."""
+        records = [record for record in self.read() if record["update"] <= last]
         atomic_write(self.path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
