@@ -44,7 +44,9 @@ HOLD_OUT_EVERY, MIN_HOLD_OUT_EVERY = 10, 3
 MIN_HELD_OUT = 40
 """Enough for 20 validation and 20 test queries."""
 MAX_CHARACTERS_PER_TOKEN = 32  # upper estimate, so that long texts are not tokenized completely
-CONVERSATION = re.compile(r"""\s*\[\s*\{.*['"]role['"]\s*:.*\}\s*\]\s*""", re.DOTALL)
+CONVERSATION = re.compile(
+    r"""\s*\[\s*\{ (?=.*['"]role['"]\s*:) (?=.*['"]content['"]\s*:) .*\}\s*\]\s*""", re.DOTALL | re.VERBOSE
+)
 """The text of a list of messages, in JSON or in Python's notation."""
 
 
@@ -68,18 +70,20 @@ def read_queries(source: Source, required: Collection[str] = (), column: str = Q
     queries: list[Query] = []
     for row_location, values in _read_rows(name, settings):
         location = f"{name} {row_location}"
-        if has_surrogate(values):
-            raise DataError(f"{location} {SURROGATE_PROBLEM}. Remove or replace the character.")
         row = {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in values.items()}
         _check_row(location, row, column, required)
-        text, history = _read_query(location, column, row.pop(column))
-        if has_surrogate([text, *(history or ())]):  # JSON in a CSV file can spell one, too
+        text, history = _read_query(location, column, row[column])
+        if has_surrogate([text, history, row]):
             raise DataError(f"{location} {SURROGATE_PROBLEM}. Remove or replace the character.")
-        queries.append(Query(id=len(queries), text=text, columns=row, history=history))
+        columns = {key: value for key, value in row.items() if key != column}
+        queries.append(Query(id=len(queries), text=text, columns=columns, history=history))
     if not queries:
         raise DataError(f"{name} has no rows. Add one row per query.")
     names = dict.fromkeys(name for query in queries for name in query.columns)
-    return [replace(query, columns=dict.fromkeys(names) | query.columns) for query in queries]
+    return [
+        query if len(query.columns) == len(names) else replace(query, columns=dict.fromkeys(names) | query.columns)
+        for query in queries
+    ]
 
 
 def read_columns(source: Source) -> list[str]:
