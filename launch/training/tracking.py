@@ -72,7 +72,7 @@ class WeightsAndBiases(Tracker):
     _next_update = 0
     """Earlier updates are logged already. Weights & Biases checks this itself."""
 
-    def __init__(self, folder: Path, settings: Settings, group: str | None = None) -> None:
+    def __init__(self, folder: Path, settings: Settings) -> None:
         """Opens the run, and stores its id in the run's folder."""
         import wandb
 
@@ -86,8 +86,7 @@ class WeightsAndBiases(Tracker):
                 name=os.environ.get("WANDB_NAME") or folder.name,
                 id=file.read_text(),
                 resume="allow",
-                group=os.environ.get("WANDB_RUN_GROUP") or group,
-                reinit="create_new",  # other runs of the group may be open
+                reinit="create_new",
                 dir=os.environ.get("WANDB_DIR") or str(folder),
                 config=settings.public_dict(),
             )
@@ -130,7 +129,7 @@ class Trackio(WeightsAndBiases):
 
     name = "Trackio"
 
-    def __init__(self, folder: Path, settings: Settings, group: str | None = None) -> None:
+    def __init__(self, folder: Path, settings: Settings) -> None:
         """Opens the run, and stores its name in the run's folder."""
         import trackio
 
@@ -142,7 +141,6 @@ class Trackio(WeightsAndBiases):
             self._run = trackio.init(
                 project=self._project,
                 name=file.read_text(encoding="utf-8") if is_resumed else folder.name,
-                group=group,
                 config=settings.public_dict(),
                 resume="allow" if is_resumed else "never",
                 embed=False,
@@ -222,12 +220,8 @@ def check_trackers(settings: Settings) -> None:
 
 def open_trackers(folder: Path, settings: Settings, after: int | None) -> Trackers:
     """Opens the trackers of a run that resumes after an update; None: a new run."""
-    return Trackers([TensorBoard(folder / TENSORBOARD, after), *open_services(folder, settings)])
-
-
-def open_services(folder: Path, settings: Settings, group: str | None = None) -> list[Tracker]:
-    """Opens the run's external tracker, if it has one."""
-    return [SERVICES[settings.tracker](folder, settings, group)] if settings.tracker else []
+    service = [SERVICES[settings.tracker](folder, settings)] if settings.tracker else []
+    return Trackers([TensorBoard(folder / TENSORBOARD, after), *service])
 
 
 def end_services() -> None:

@@ -11,14 +11,14 @@ from tests.paper import paper_settings
 
 TO_TRACKIO = """
 import json, pathlib, sys
-from launch.training.tracking import flat_metrics, open_services
+from launch.training.tracking import Trackio, flat_metrics
 from policies.settings.settings import Settings
 
 run, again = pathlib.Path(sys.argv[1]), sys.argv[2:]
 first, *rest = map(json.loads, sys.stdin)
 
 def session(*lines):
-    (tracker,) = open_services(run, Settings(tracker="trackio", lr=3e-5), group="search")
+    tracker = Trackio(run, Settings(tracker="trackio", lr=3e-5))
     for line in lines:
         response = {"role": "pioneer", "policy": "llm_1", "text": "good", "task_reward": 1.0}
         tracker.log_samples(line["update"], [{"query": "Is it", "responses": [response]}], True)
