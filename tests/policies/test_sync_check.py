@@ -120,7 +120,7 @@ def message(diff: LogprobDiff, start: LogprobDiff | None, dtype: torch.dtype, **
 def test_the_message_has_value_limit_start_and_advice() -> None:
     assert message(LogprobDiff(0.31234, 0.2, 400), SMOLLM2, torch.bfloat16) == (
         "Sampler and learner of llm_2 differ: mean |sampler - learner| log-probability is 0.3123 ± 0.01 nats per token "
-        "(400 tokens) > 0.225 (at start it was 0.06 ± 0.004 nats per token (370 tokens); the limit is 3 times that, "
+        "(400 tokens) > 0.2254 (at start it was 0.06 ± 0.004 nats per token (370 tokens); the limit is 3 times that, "
         "from 0.05 to 0.5). Either both round differently, or the generation engine does not use the current weights. "
         "Run with dtype=fp32 to find out: if that run fails too, use another backend and report this. If it is "
         "rounding, raise max_logprob_diff."

@@ -88,7 +88,6 @@ def trial_row(settings: Settings, last: dict[str, Any], status: str = Trial.TERM
     ("status", "last", "shown"),
     [
         (Trial.TERMINATED, {"updates": 9}, "done"),
-        (Trial.TERMINATED, {"updates": 3}, "collapsed"),
         (Trial.RUNNING, {"updates": 3}, "unfinished"),
         (Trial.PAUSED, {"updates": 3}, "unfinished"),
         (Trial.PENDING, {}, "unfinished"),
