@@ -132,13 +132,16 @@ class ChatTemplate:
         return (self._date or datetime.now()).strftime(form)
 
     def _check_arguments(self) -> None:
-        """Checks that the template mentions the arguments, and that none is a value that templates always get."""
-        template = str(self._tokenizer.get_chat_template()) if self._arguments else ""
+        """Checks that the template reads the arguments, and that none is a value that templates always get."""
+        if not self._arguments:
+            return
+        variables = template_variables(str(self._tokenizer.get_chat_template())) - _FIXED_VARIABLES
         for name in self._arguments:
-            if name in _FIXED_VARIABLES or not re.search(rf"\b{re.escape(name)}\b", template):
+            if name not in variables:
+                options = ", ".join(sorted(variables - {*self._tokenizer.special_tokens_map})) or "nothing else"
                 raise ChatError(
                     f"chat_template_kwargs has {name!r}, which the chat template of {self._tokenizer.name_or_path} "
-                    "does not read. Correct the name, or remove it."
+                    f"does not read. It reads: {options}."
                 )
 
     def _check_roles(self, roles: Sequence[str]) -> None:
@@ -201,6 +204,33 @@ class ChatTemplate:
             tokens.append(added_ids[longest])
             text = text.lstrip().removeprefix(longest)
         return tokens
+
+
+def template_variables(template: str) -> set[str]:
+    """Returns the names of the variables that a chat template reads.
+
+    Raises:
+        ChatError: The template is not valid.
+    """
+    from jinja2 import Environment, TemplateSyntaxError, meta
+    from jinja2.ext import Extension
+    from jinja2.nodes import Node
+    from jinja2.parser import Parser
+
+    class GenerationBlock(Extension):
+        """`{% generation %}` in transformers' templates; only its content matters here."""
+
+        tags = {"generation"}  # noqa: RUF012 - as in the base class
+
+        def parse(self, parser: Parser) -> list[Node]:
+            next(parser.stream)
+            return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))
+
+    try:
+        parsed = Environment(extensions=[GenerationBlock, "jinja2.ext.loopcontrols"]).parse(template)
+    except TemplateSyntaxError as error:
+        raise ChatError(f"The chat template is not valid: {error}.") from error
+    return meta.find_undeclared_variables(parsed)
 
 
 def reject_conversations(task: Task) -> None:

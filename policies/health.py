@@ -37,6 +37,7 @@ CHANCE = 3.0  # standard errors within which a difference counts as chance
 ZERO_STD_TOLERANCE = 1e-6  # standard deviation up to which rewards count as equal
 OPEN_ENDED_TASKS = ("imdb",)  # whose responses continue a text, and need no end
 # Limits (docs/health.md), well outside the range of healthy runs.
+MAX_REPETITION = 0.9  # of any text, unless the first update already repeats more
 MAX_REPETITION_RISE = 0.2  # of the share of repeated token pairs since the first update, as texts may repeat by nature
 MIN_FIRST_EOS_RATE = 0.05  # if the first end-of-sequence rate is below this, a lower one is not a sign
 MIN_EOS_RATIO = 0.5  # smallest end-of-sequence rate, as a share of the first update's
@@ -220,10 +221,11 @@ def collapse_signs(
         first: its `eos_rate` and `repetition` at the start of training.
     """
     repetition, eos_rate, first_eos_rate = metrics["repetition"], metrics["eos_rate"], first["eos_rate"]
-    if repetition > first["repetition"] + MAX_REPETITION_RISE:
+    limit = min(first["repetition"] + MAX_REPETITION_RISE, max(first["repetition"], MAX_REPETITION))
+    if repetition > limit:
         text = (
             f"{policy_id} repeats itself: {repetition:.0%} of its token pairs occur earlier in the same response "
-            f"({first['repetition']:.0%} at the start; it may rise by {MAX_REPETITION_RISE:.0%})."
+            f"({first['repetition']:.0%} at the start; the limit is {limit:.0%})."
         )
         yield HealthSign("repetition", policy_id, text)
     margin = CHANCE * math.sqrt(first_eos_rate * (1 - first_eos_rate) / max(responses, 1))

@@ -87,7 +87,8 @@ class PolicyLearner:
             scored = torch.stack([*self.model.score(micro_batch, layout, reference=reference).columns().values()])
             scores[:, index, : scored.shape[2]] = scored[:, : len(index)]
         self.ranks.sum(scores)  # rows of other ranks are zero here
-        return Scores(**dict(zip(names, scores.cpu(), strict=True)))
+        columns = map(torch.clone, scores.cpu())  # a view would be sent with the whole tensor
+        return Scores(**dict(zip(names, columns, strict=True)))
 
     def score_under(self, weights: Mapping[str, np.ndarray], rows: Rows) -> Scores:
         """Scores rows with other weights, without the reference, and restores the current ones.

@@ -38,6 +38,11 @@ CONFLICTS = (
     Requirement(("overlong",), lambda s: s.overlong == "mask" or s.advantage != "gdpo", "an advantage other than gdpo"),
     Requirement(("min_response_tokens",), lambda s: s.overlong != "penalty", "overlong=keep or mask"),
     Requirement(
+        ("min_query_tokens",),
+        lambda s: (s.min_query_tokens or 0) <= (s.max_query_tokens or math.inf),
+        "max_query_tokens of at least as many",
+    ),
+    Requirement(
         ("min_response_tokens",),
         lambda s: (s.min_response_tokens or 0) <= s.max_response_tokens,
         "max_response_tokens of at least as many",
@@ -107,7 +112,10 @@ def _roles(s: DerivedSettings) -> Iterator[str]:
         if role.repeat > 1 and s.stop_when is None:
             yield f"repeat={role.repeat} of role {role.name} requires feedback, and stop_when=solved."
         if (tokens := role.max_response_tokens or 1) > s.max_response_tokens:
-            yield f"max_response_tokens={tokens} of role {role.name} is above the run's limit. Raise that of the run."
+            yield (
+                f"max_response_tokens={tokens} of role {role.name} is above the run's limit of "
+                f"{s.max_response_tokens}. Raise that."
+            )
         prompt = role.prompt or ""
         shown = placeholders(prompt) | {attribute for _, attribute in references(prompt)}
         if s.feedback is None and FEEDBACK_PLACEHOLDER in shown:

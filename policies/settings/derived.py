@@ -40,7 +40,7 @@ class DerivedSettings(Fields):
     @classmethod
     def _reject_other_numbers(cls, roles: Any) -> Any:
         """Rejects texts such as `1_0`, which pydantic would read as numbers, as it reads `no` as a boolean."""
-        for role in roles if isinstance(roles, list) else ():
+        for role in roles if isinstance(roles, list | tuple) else ():
             for name in ("count", "repeat", "max_response_tokens") if isinstance(role, Mapping) else ():
                 if type(role.get(name)) not in (int, NoneType):
                     raise ValueError(f"Input should be a valid integer, but {name} is {role[name]!r}")

@@ -3,7 +3,7 @@
 import pytest
 
 from cory_env.chain import Chain
-from cory_env.chat import ChatError, ChatTemplate
+from cory_env.chat import ChatError, ChatTemplate, template_variables
 from cory_env.tasks import Query
 from cory_env.tokenizer import DEFAULT_TOKENIZER, load_tokenizer
 from tests.cory_env.sample_tasks import QUERIES, reviews
@@ -27,11 +27,22 @@ def test_arguments_reach_the_template() -> None:
     assert template(enable_thinking=True, level="high").render("Hi") == "<|user|>Hi<|assistant|>high"
 
 
-@pytest.mark.parametrize("name", ["enable_thinkin", "tools", "messages", "add_generation_prompt", "tokenize"])
+@pytest.mark.parametrize("name", ["enable_thinkin", "tools", "messages", "add_generation_prompt", "tokenize", "m"])
 def test_an_argument_that_the_template_does_not_read_is_an_error(name: str) -> None:
-    message = rf"chat_template_kwargs has '{name}', which .* does not read\. Correct the name, or remove it\.$"
+    message = rf"chat_template_kwargs has '{name}', which .* does not read\. It reads: enable_thinking, level\.$"
     with pytest.raises(ChatError, match=message):
         template(**{name: False})
+
+
+def test_the_variables_of_templates_as_transformers_writes_them_are_found() -> None:
+    text = (
+        "{%- set first = messages[0] %}{%- for m in messages %}{%- if loop.first %}{%- continue %}{%- endif %}"
+        "{% generation %}{{ m.content | tojson }}{{ inner }}{% endgeneration %}{% endfor %}{{ strftime_now('%Y') }}"
+        "{%- macro show(value) %}{{ value }}{{ outer }}{% endmacro %}{{ raise_exception('no') }}{{ namespace(a=1).a }}"
+    )
+    assert template_variables(text) == {"messages", "inner", "outer", "strftime_now", "raise_exception"}
+    with pytest.raises(ChatError, match="not valid"):
+        template_variables("{% for %}")
 
 
 def test_a_chain_with_a_request_s_arguments_keeps_its_other_ones() -> None:

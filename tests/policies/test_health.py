@@ -370,7 +370,10 @@ def test_effect_size_is_infinite_without_variance_and_0_without_difference() -> 
     assert effect_size(constant, {**constant, "task_reward": 2.0}) == float("-inf")
 
 
-@pytest.mark.parametrize(("first", "current", "has_sign"), [(0.0, 0.19, False), (0.0, 0.21, True), (0.45, 0.6, False)])
+@pytest.mark.parametrize(
+    ("first", "current", "has_sign"),
+    [(0.0, 0.19, False), (0.0, 0.21, True), (0.45, 0.6, False), (0.85, 0.95, True), (0.95, 0.97, True)],
+)
 def test_texts_that_repeat_by_nature_may_do_so(first: float, current: float, has_sign: bool) -> None:
     """A grid of six digits repeats pairs; `first` is the share of repeated pairs in the first update."""
     health = Health(make_settings({"num_agents": 1}))

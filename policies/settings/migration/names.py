@@ -1,4 +1,4 @@
-"""Looks up a setting's name in another library."""
+"""Looks up a setting's name in another library, or in an earlier version."""
 
 from __future__ import annotations
 
@@ -6,12 +6,33 @@ import difflib
 import re
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 TABLES = ("trl", "verl", "openrlhf")
 """Markdown files of this folder, which the pages for users of these libraries contain."""
 NONE = "–"
 """Entry of a setting that has no equivalent here."""
 LINK = re.compile(r"\[([^]]*)\]\([^)]*\)")
+REMOVED: dict[str, Any] = {
+    "num_siblings": 1,
+    "group_baseline": 0.0,
+    "critic_inputs": "tokens",
+    "wandb": False,
+    "trackio": False,
+    "model_revision": None,
+    "drop_zero_std_groups": False,
+}
+"""Settings of earlier versions by name, with the value without an effect (docs/project/removed.md)."""
+WITHOUT_EFFECT = frozenset(
+    {
+        *("runner_resources", "learner_resources", "prefix_sharing"),
+        *("health_patience", "min_eos_ratio", "max_token_kl", "max_observer_deficit", "max_role_gap", "max_repetition"),
+        *("stop_on_collapse", "samples_every"),
+    }
+)
+"""Settings that decided where a run computed, when it warned, saved and stopped, but not what it learned."""
+ARITHMETIC_OPTIONS = ("digits", "operations")
+"""Settings that are options of a task today."""
 
 
 @lru_cache(maxsize=1)
@@ -33,12 +54,16 @@ def foreign_names() -> dict[str, str]:
 
 
 def explain_foreign_name(key: str) -> str:
-    """Returns a sentence with the setting that `key` is in another library, or an empty string if it is none.
+    """Returns a sentence with the setting that `key` is in another library or was, or an empty string if it is none.
 
     Args:
         key: as a user wrote it: also with a typing error, hyphens, or Hydra's `+` in front.
     """
     name, names = key.strip("+-~").replace("-", "_"), foreign_names()
+    if name in ARITHMETIC_OPTIONS:
+        return f"It is an option of the task: task=arithmetic?{name}=VALUE."
+    if name in REMOVED or name in WITHOUT_EFFECT:
+        return "It was removed; docs/project/removed.md says what to use instead."
     if name in names:
         return names[name]
     if any(other.startswith(f"{name}.") for other in names):

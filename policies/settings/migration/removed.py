@@ -3,28 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from policies.settings.migration.names import ARITHMETIC_OPTIONS, REMOVED, WITHOUT_EFFECT
 from policies.settings.settings import Settings, make_settings
-
-REMOVED: dict[str, Any] = {
-    "num_siblings": 1,
-    "group_baseline": 0.0,
-    "critic_inputs": "tokens",
-    "wandb": False,
-    "trackio": False,
-    "model_revision": None,
-    "drop_zero_std_groups": False,
-}
-"""By name, the value without an effect (docs/project/removed.md)."""
-WITHOUT_EFFECT = frozenset(
-    {
-        *("runner_resources", "learner_resources", "prefix_sharing"),
-        *("health_patience", "min_eos_ratio", "max_token_kl", "max_observer_deficit", "max_role_gap", "max_repetition"),
-        *("stop_on_collapse", "samples_every"),
-    }
-)
-"""Settings that decided where a run computed, when it warned, saved and stopped, but not what it learned."""
-ARITHMETIC_OPTIONS = ("digits", "operations")
-"""Settings that are options of a task today."""
 
 
 def drop_removed(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -129,6 +129,10 @@ GDPO: dict[str, Any] = {
         ({"kl_target": 6, "kl_horizon": 255}, "Set kl_horizon to 256 or more."),
         ({"kl_target": 6, "kl_coef": 0}, "kl_target=6.0 requires kl_coef above 0. Set that, or kl_target=null."),
         ({"kl_horizon": 2000}, "kl_horizon=2000 requires kl_target. Set that, or kl_horizon=10000."),
+        (
+            {"min_query_tokens": 9, "max_query_tokens": 8},
+            "min_query_tokens=9 requires max_query_tokens of at least as many",
+        ),
         ({"min_query_tokens": 2}, "min_query_tokens=2 requires max_query_tokens. Set that, or min_query_tokens=null."),
         ({"system_prompt": "Be kind."}, "system_prompt=Be kind. requires chat=true. Set that, or system_prompt=null."),
         ({"stop": ""}, "Setting `stop`='': String should have at least 1 character."),

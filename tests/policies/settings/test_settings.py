@@ -313,6 +313,9 @@ def test_whole_numbers_and_tuples_are_accepted_in_any_form_and_texts_and_boolean
     assert (settings.num_updates, settings.seed, settings.lr) == (1000, 3, 0.5)
     assert type(settings.num_updates) is int and type(settings.lr) is float
     assert make_settings({"model": ("a/b", "c/d")}).model == ["a/b", "c/d"]
+    for count in ("1_0", True, 2.0):
+        with pytest.raises(SettingsError, match="count"):
+            make_settings({"roles": ({"name": "drafter", "count": count},)})
     for value in (2.5, "16", True):
         with pytest.raises(SettingsError, match="num_updates"):
             make_settings({"num_updates": value})
