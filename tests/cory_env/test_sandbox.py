@@ -177,6 +177,13 @@ def test_python_and_its_packages_may_be_below_the_temporary_folder(
         assert "Error" in run(f"open('{folder}/y', 'w')").stderr and not Path(folder, "y").exists()
 
 
+def test_packages_of_a_script_are_imported_once_for_all_inputs(require_working_sandbox: None) -> None:
+    program = "import sys\nprint({'packaging.version', 'yaml'} <= {*sys.modules})\nimport packaging.version\n"
+    program += "def never():\n    from yaml import nodes\n    import no_such_package\n"
+    assert run_tests(program, *["assert run('') == 'True\\n'"] * 2) == [True, True]
+    assert run_tests("import sys\nprint('yaml' in sys.modules)", "assert run('') == 'False\\n'") == [True]
+
+
 def test_programs_pass_only_by_returning_right_values(require_working_sandbox: None) -> None:
     tests = ["assert f(1) == 2", "assert all(map(lambda y: y == 3, map(f, [2])))", "assert abs(f(1) - 2) < 1e-6"]
     tests += ["import numpy\nassert numpy.isclose(f(1), 2)", "assert 1 < f(1) <= 2", "assert 2 in [f(1)]"]
