@@ -148,6 +148,7 @@ def test_imdb_supports_user_data(tmp_path: Path) -> None:
         ('{"query": "a"}\n{"query": "b", "answer": 1, "answer": 2}\n', "line 2 repeats the name 'answer'"),
         ('{"query": "a"}\n{"query": "b", "of": {"x": 1, "x": 2}}\n', "line 2 repeats the name 'x'"),
         ('{"query": "a"}\n{"query": "b \\ud83d"}\n', "line 2 contains half of a surrogate pair"),
+        ('{"query": "a"}\n{"que\\ud83dry": "b"}\n', "line 2 contains half of a surrogate pair"),
         (
             '{"query": "a"}\n{"query": "b", "of": ' + "[" * 100_000 + "\n",
             "line 2 is not valid JSON: .* recursion",
