@@ -24,7 +24,7 @@ def compute_rewards(function: str, completions: list[str], **columns: list[objec
         return worker.rewards(["query"] * len(completions), completions, columns)
 
 
-@pytest.mark.parametrize("function", ["length", "asynchronous", "scalars", "loud"])
+@pytest.mark.parametrize("function", ["length", "asynchronous", "awaitable", "scalars", "loud"])
 def test_plain_async_printing_and_array_functions_work(function: str) -> None:
     assert compute_rewards(function, COMPLETIONS) == [1.0, 2.0, 3.0]
 
