@@ -19,6 +19,7 @@ from urllib.parse import unquote
 
 from cory_env.home import expand_home, upload_hint
 from cory_env.pickled import PICKLED, is_pickled, unpickle_function
+from cory_env.shadowing import PROJECT_PACKAGES, shadowed_import
 
 
 class SpecError(ValueError):
@@ -79,7 +80,17 @@ def load_function(spec: str, kind: str = "reward") -> Callable[..., Any]:
     module_name, function_name, settings = parse_spec(spec, kind)
     search_working_folder()
     try:
+        if shadowed := shadowed_import(
+            module_name, ("cory_env",) if kind in ("reward", "feedback") else PROJECT_PACKAGES
+        ):
+            name, shadowing = shadowed
+            raise SpecError(
+                f"The {kind} {spec!r} imports {name}, which in its process is a package of CORY, not {shadowing}. "
+                "Rename that module."
+            )
         function: object = importlib.import_module(module_name)
+    except SpecError:
+        raise
     except ModuleNotFoundError as error:
         raise SpecError(
             f"Module {error.name!r} of the {kind} {spec!r} not found in {os.getcwd()}, on PYTHONPATH or among the "

@@ -1,10 +1,11 @@
-"""Texts and messages: finds lone surrogates, which neither UTF-8 nor a tokenizer accepts, and empty texts.
+"""Texts and messages: finds lone surrogates, which neither UTF-8 nor a tokenizer accepts, and texts that show nothing.
 
 A lone surrogate is half of the pair that stands for an emoji in UTF-16. JSON can spell it, so clients that cut a text
 between the two halves send it. Python also puts one in place of a byte that is not UTF-8.
 """
 
 import re
+import unicodedata
 from collections.abc import Mapping
 from typing import TypedDict
 
@@ -51,5 +52,5 @@ def escape_surrogates(text: str) -> str:
 
 
 def is_blank(text: str) -> bool:
-    """Whether a text consists of spaces."""
-    return not text.strip()
+    """Whether a text shows nothing: it has only spaces, control and format characters, such as zero-width spaces."""
+    return all(character.isspace() or unicodedata.category(character) in ("Cc", "Cf") for character in text)

@@ -5,12 +5,14 @@ whatever the search path has first. The reward process imports the user's module
 needs only `cory_env` of the project.
 """
 
+import ast
 import contextlib
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
@@ -66,3 +68,35 @@ class UsersModulesFirst(MetaPathFinder):
     ) -> ModuleSpec | None:
         """Finds a module with the name of one of the project's packages, including folders without `__init__.py`."""
         return _find_user_module(fullname, _search_path()) if fullname in PROJECT_PACKAGES else None
+
+
+def shadowed_import(module: str, packages: Iterable[str] = PROJECT_PACKAGES) -> tuple[str, Path] | None:
+    """Finds a user module that a module imports but cannot get, because a project package has the same name.
+
+    Args:
+        module: The module whose imports are checked, including those inside functions.
+
+    Returns:
+        The user module's name and file; None if there is no such module.
+    """
+    shadowing = {name: file for name, file in shadowing_modules().items() if name in packages}
+    if not shadowing:
+        return None
+    spec = None if module in shadowing else find_spec(module)
+    source = None if spec is None else spec.origin
+    imported = _imports(Path(source)) if source is not None and source.endswith(".py") else ()
+    for name in (module, *imported):
+        package = name.partition(".")[0]
+        if package in shadowing and (name == package or find_spec(name) is None):
+            return package, shadowing[package]
+    return None
+
+
+def _imports(file: Path) -> Iterator[str]:
+    """Yields the modules that a file imports; `from package import name` counts as `package.name`."""
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None and not node.level:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from names if node.module in PROJECT_PACKAGES else [node.module]

@@ -19,7 +19,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, SupportsFloat
@@ -126,13 +126,17 @@ def call(function: Callable[..., object], batch: Batch, prefix: str = "") -> Rep
         )
     try:
         result = function(**{name: [copy.deepcopy(value) for value in batch.columns[name]] for name in names})
-        if inspect.iscoroutine(result):
-            result = EVENT_LOOP.run(result)
+        if inspect.isawaitable(result):
+            result = EVENT_LOOP.run(_await_result(result))
         return check_values(result, batch, prefix)
     except BaseException as error:  # SystemExit too: a reward must not end its process silently
         return Reply(error=f"{prefix}raised {_describe(error)}")
     finally:
         sys.stdout.flush()
+
+
+async def _await_result(result: Awaitable[object]) -> object:
+    return await result
 
 
 def _describe(error: BaseException) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from cory_env.chain import Chain
 from cory_env.message import MESSAGES_RULE
 from cory_env.rewarding.episodes import RewardedResponse, reward_responses
-from cory_env.rewarding.process import REWARD, role_reward
+from cory_env.rewarding.process import REWARD, Reward, role_reward
 from cory_env.rewarding.worker import RewardWorker
 from cory_env.tasks import Query, Split, Task
 
@@ -64,19 +64,37 @@ def reward_answers(
 def find_constant_rewards(
     chain: Chain, answers: Sequence[Answer], rewards: Mapping[int, Sequence[float | None]]
 ) -> list[str]:
-    """Returns warnings about rewards that do not distinguish the answers to a query, by position."""
+    """Returns warnings about rewards that do not distinguish the answers to a query.
+
+    For conversations also about single functions of a sum, because they may expect texts instead of messages.
+
+    Args:
+        rewards: The rewards of the answers, by position.
+    """
     constant = [position for position, values in rewards.items() if _is_constant(answers, values)]
+    has_messages = any(query.history is not None for query, _ in answers)
     if not constant:
-        return []
+        names = _constant_parts(answers, rewards) if has_messages else []
+        return [f"The reward {name} is the same for all example answers to a query. {MESSAGES_RULE}" for name in names]
     values = [value for position in constant for value in rewards[position] if value is not None]
     roles = "" if len(constant) == len(rewards) else f" of the {', '.join(chain.roles[k] for k in constant)}"
     same = f"{values[0]:g}" if len({*values}) == 1 else "the same for a query"
-    has_messages = any(query.history is not None for query, _ in answers)
     return [
         f"The reward{roles} is {same}, whatever the answer: {len(answers)} examples, among them an empty answer, "
         "the query, and the texts of its columns. If all responses get the same reward, nothing is learned.",
         *([MESSAGES_RULE] if has_messages else []),
     ]
+
+
+def _constant_parts(answers: Sequence[Answer], rewards: Mapping[int, Sequence[float | None]]) -> list[str]:
+    """Returns the functions of weighted sums that distinguish the answers to a query at no position."""
+    is_constant: dict[str, bool] = {}
+    for values in rewards.values():
+        parts = [value.parts if isinstance(value, Reward) else {} for value in values]
+        for name in dict.fromkeys(name for part in parts for name in part):
+            part_is_constant = _is_constant(answers, [part.get(name) for part in parts])
+            is_constant[name] = is_constant.get(name, True) and part_is_constant
+    return [name for name, value in is_constant.items() if value]
 
 
 def _is_constant(answers: Sequence[Answer], values: Sequence[float | None]) -> bool:

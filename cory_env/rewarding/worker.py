@@ -147,14 +147,10 @@ class RewardWorker:
         Returns:
             The functions' arguments without a default; every query must have a value for them.
         """
-        process = self.prepare()
-        if self._needs is None:
-            reply = process.receive("took to load")
-            if reply.error:
-                self.close()
-                raise _unusable(reply, " and the ".join(self._names.values()))
-            self._needs = reply.needs
-        return self._needs
+        reply = self._load()
+        if reply.killed:
+            raise self._unloadable(reply)
+        return reply.needs
 
     def prepare(self) -> RewardProcess:
         """Starts the child process, which calls the function's `prepare`; does not wait for that.
@@ -180,8 +176,29 @@ class RewardWorker:
         """Lets copies start their own child, because the pipe to this child cannot be shared."""
         return {**vars(self), "_process": None}
 
+    def _load(self) -> Reply:
+        """Starts the child process if necessary, and waits until it has loaded the functions.
+
+        Raises an error unless the system killed the process: then a later attempt may succeed.
+        """
+        process = self.prepare()
+        if self._needs is None:
+            reply = process.receive("took to load")
+            if reply.error:
+                self.close()
+                if not reply.killed:
+                    raise self._unloadable(reply)
+                return reply
+            self._needs = reply.needs
+        return Reply(needs=self._needs)
+
+    def _unloadable(self, reply: Reply) -> RewardError:
+        return _unusable(reply, " and the ".join(self._names.values()))
+
     def _call(self, batch: Batch) -> Reply:
-        self.start()
+        reply = self._load()
+        if reply.killed:
+            return reply
         reply = self.prepare().call(batch)
         if reply.fatal:
             raise _unusable(reply, self._names[batch.function])

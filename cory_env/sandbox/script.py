@@ -1,5 +1,6 @@
 """Runs a program as a script, each time in a process of its own, as if Python itself had started it."""
 
+import ast
 import builtins
 import contextlib
 import importlib
@@ -95,9 +96,7 @@ def start_scripts(program: Program) -> Channel | Script:
     for _ in range(2):
         os.open(os.devnull, os.O_RDWR)  # standard input and output
     channel = Channel(os.fdopen(from_client, "rb"), os.fdopen(to_client, "wb"))
-    if b"numpy" in program.source:  # here, so that this is not repeated for each input
-        with contextlib.suppress(Exception):
-            importlib.import_module("numpy")
+    _import_packages(program.source)
     with contextlib.suppress(ChannelClosed):
         while True:
             if script := _serve(program, channel):
@@ -128,3 +127,15 @@ def _serve(program: Program, channel: Channel) -> Script | None:
     except (UnsupportedValue, ValueError) as error:
         channel.send([None, [ENDED, str(error), None]])
     return None
+
+
+def _import_packages(source: bytes) -> None:
+    """Imports the installed packages that a program imports, so that this is not repeated for each input."""
+    with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+        for node in ast.walk(ast.parse(source)):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            for name in names:
+                if name.partition(".")[0] not in sys.stdlib_module_names:
+                    with contextlib.suppress(Exception):
+                        importlib.import_module(name)

@@ -55,26 +55,29 @@ def _read_csv(name: str) -> Iterator[LocatedRow]:
     """Yields one row per record of a CSV file. The first line names the columns; every value is text.
 
     An empty field becomes None, like missing values in other formats. A quoted field may contain commas and line
-    breaks; a record's location is its last line.
+    breaks; a record's location is its first line.
     """
     text = _read_text(name).rstrip("\r\n")
     csv.field_size_limit(max(len(text), csv.field_size_limit()))  # the default is 131,072 characters
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    line = 1
     try:
         header = next(reader, [])
         _reject_duplicates(f"{name} line 1", header)
         if not all(header):
             raise DataError(f"{name} line 1 must name every column, but has an empty name: {header}.")
+        line = reader.line_num + 1
         for fields in reader:
             if len(fields) != len(header):
                 raise DataError(
-                    f"{name} line {reader.line_num} has {len(fields)} fields, but the header names {len(header)} "
-                    f"columns: {', '.join(header)}. Quote fields that contain a comma or a line break."
+                    f"{name} line {line} has {len(fields)} fields, but the header names {len(header)} columns: "
+                    f"{', '.join(header)}. Quote fields that contain a comma or a line break."
                 )
-            yield f"line {reader.line_num}", {key: field or None for key, field in zip(header, fields, strict=True)}
+            yield f"line {line}", {key: field or None for key, field in zip(header, fields, strict=True)}
+            line = reader.line_num + 1
     except csv.Error as error:
         raise DataError(
-            f"{name} line {reader.line_num} is not valid CSV: {error}. Double the quotes inside quoted fields."
+            f"{name} line {line} is not valid CSV: {error}. Double the quotes inside quoted fields."
         ) from error
 
 

@@ -68,10 +68,12 @@ def read_queries(source: Source, required: Collection[str] = (), column: str = Q
     queries: list[Query] = []
     for row_location, values in _read_rows(name, settings):
         location = f"{name} {row_location}"
+        if has_surrogate(values):  # first, because other messages name the columns
+            raise DataError(f"{location} {SURROGATE_PROBLEM}. Remove or replace the character.")
         row = {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in values.items()}
         _check_row(location, row, column, required)
         text, history = _read_query(location, column, row.pop(column))
-        if has_surrogate([text, history, row]):
+        if has_surrogate([text, history]):  # JSON in a CSV file can spell one, too
             raise DataError(f"{location} {SURROGATE_PROBLEM}. Remove or replace the character.")
         queries.append(Query(id=len(queries), text=text, columns=row, history=history))
     if not queries:

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import time
+from collections.abc import Generator
 
 import numpy as np
 
@@ -75,6 +76,21 @@ def process_id(completions: list[str]) -> list[float]:
 
 async def asynchronous(completions: list[str]) -> list[float]:
     return length(completions)
+
+
+class Lengths:
+    """An awaitable that is no coroutine, such as those of libraries for remote calls."""
+
+    def __init__(self, completions: list[str]) -> None:
+        self._completions = completions
+
+    def __await__(self) -> Generator[None, None, list[float]]:
+        yield
+        return length(self._completions)
+
+
+def awaitable(completions: list[str]) -> Lengths:
+    return Lengths(completions)
 
 
 def scalars(completions: list[str]) -> "np.ndarray":

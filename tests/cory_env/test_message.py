@@ -6,7 +6,7 @@ import pytest
 from transformers import PreTrainedTokenizer
 
 from cory_env.chain import Chain
-from cory_env.message import TextError, has_surrogate
+from cory_env.message import TextError, has_surrogate, is_blank
 from cory_env.tasks import Message, Query
 from cory_env.tasks.rows import read_queries
 from cory_env.tasks.turns import SeenResponse
@@ -76,6 +76,16 @@ def test_surrogates_are_found_in_nested_values_and_keys() -> None:
     assert not has_surrogate({"a": ["😀", None, 1.5, ("b",)], "c": {"d": "é"}})
     for value in (HALF, [("a", HALF)], {"a": {"b": [HALF]}}, {HALF: 1}, f"{OTHER_HALF}{HALF}"):
         assert has_surrogate(value)
+
+
+@pytest.mark.parametrize("text", ["", " \n\u3000", "\u200b", "\u200d\ufeff\u2060", "\u00ad", "\u202e", "\x00\x1b"])
+def test_invisible_texts_are_blank(text: str) -> None:
+    assert is_blank(text) and is_blank(f" {text} ") and not is_blank(f"{text}a{text}")
+
+
+@pytest.mark.parametrize("text", ["0", ".", "😀", "👩\u200d🚀", "\U0001fae8", "ㄱ", "\N{REPLACEMENT CHARACTER}"])
+def test_other_texts_are_not_blank(text: str) -> None:  # also those that are newer than Python's Unicode
+    assert not is_blank(text)
 
 
 def test_a_conversation_in_csv_with_half_of_a_surrogate_pair_is_rejected(tmp_path: Any) -> None:

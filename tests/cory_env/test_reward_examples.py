@@ -77,6 +77,16 @@ def test_a_constant_reward_of_conversations_is_told_the_form_of_messages(tokeniz
     assert constant.startswith("The reward is -0.01,") and SOUND not in str(report) and rule == MESSAGES_RULE
 
 
+def test_one_function_of_a_sum_that_misreads_messages_is_named(tokenizer: "PreTrainedTokenizerBase") -> None:
+    report = check(f"has_word + {REWARDS}:token_count", tokenizer, messages=True)
+    (warning,) = report.warnings  # the sum varies
+    assert warning == f"The reward has_word is the same for all example answers to a query. {MESSAGES_RULE}"
+    assert SOUND not in str(report)
+    texts = check(f"fixed + {REWARDS}:length", tokenizer)
+    sound = check(f"has_word_in_message + {REWARDS}:token_count", tokenizer, messages=True)
+    assert not texts.warnings and not sound.warnings
+
+
 def test_a_reward_that_fails_on_messages_is_told_their_form(tokenizer: "PreTrainedTokenizerBase") -> None:
     (problem,) = check("has_lower_word", tokenizer, messages=True).problems
     assert "'list' object has no attribute 'lower'" in problem and MESSAGES_RULE in problem

@@ -24,7 +24,7 @@ def compute_rewards(function: str, completions: list[str], **columns: list[objec
         return worker.rewards(["query"] * len(completions), completions, columns)
 
 
-@pytest.mark.parametrize("function", ["length", "asynchronous", "scalars", "loud"])
+@pytest.mark.parametrize("function", ["length", "asynchronous", "awaitable", "scalars", "loud"])
 def test_plain_async_printing_and_array_functions_work(function: str) -> None:
     assert compute_rewards(function, COMPLETIONS) == [1.0, 2.0, 3.0]
 
@@ -274,6 +274,25 @@ def test_a_batch_whose_process_is_killed_is_retried(tmp_path: Path, on_error: On
         assert worker.rewards(["q"] * 3, COMPLETIONS, {}) == [1.0, 2.0, 3.0]
         assert worker.skipped == 0
     assert (tmp_path / "log").read_text().split() == ["3", "3", "3"]
+
+
+def test_a_batch_whose_process_is_killed_again_while_it_loads_is_retried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "growing_rewards.py").write_text(
+        "import os, pathlib, signal\n"
+        "log = pathlib.Path(__file__).with_name('log')\n"
+        "loads = len(log.read_text()) if log.exists() else 0\n"
+        "log.write_text('x' * (loads + 1))\n"
+        "def f(completions):\n"
+        "    if loads == 0: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return [1.0] * len(completions)\n"
+        "if loads == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with RewardWorker("growing_rewards:f", timeout=20) as worker:
+        assert worker.rewards(["q"], ["c"], {}) == [1.0]
+    assert (tmp_path / "log").read_text() == "xxx"
 
 
 def test_a_batch_killed_at_every_attempt_raises_reward_killed_without_blaming_a_sample() -> None:

@@ -53,6 +53,9 @@ def test_csv_has_a_header_and_quoted_fields_with_commas_and_line_breaks(tmp_path
         ("query,answer,answer\na,1,2\n", "line 1 repeats the name 'answer'"),
         ('query\n"a" b\n', "line 2 is not valid CSV"),
         ('query\na\n"b\n', "line 3 is not valid CSV"),
+        ('query\na\n"b\n' + "c\n" * 200, "line 3 is not valid CSV"),
+        ('query,answer\n"a\nb\nc",1,2\n', "line 2 has 3 fields"),
+        ('query,answer\n"a\nb",1\n" \n ",1\n', "line 4: 'query' is"),
         (b"query\na\n\xff\n", "line 3 is not UTF-8"),
         ("question\na\n", r"line 2 has no column 'query' \(it has question\).*\?query_column=COLUMN"),
         ("query,role\na,x\n", "line 2: the column 'role' conflicts"),
@@ -298,7 +301,7 @@ def test_conversations_in_csv_must_be_json(tmp_path: Path) -> None:
     )
     for cell in (str([*history, USER]), str(np.array([*history, USER])), str([{"name": "Bo", **USER}])):
         write(cell)
-        with pytest.raises(DataError, match=r"line [23]: 'query' is a conversation, but not valid JSON.*json.dumps"):
+        with pytest.raises(DataError, match=r"line 2: 'query' is a conversation, but not valid JSON.*json.dumps"):
             read_queries(data)
     write(json.dumps([{"role": "assistant", "content": "Hi"}]))
     with pytest.raises(DataError, match="does not end with a user message"):

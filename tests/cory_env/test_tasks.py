@@ -143,10 +143,12 @@ def test_imdb_supports_user_data(tmp_path: Path) -> None:
         ('{"query": "a"}\n["b"]\n', "line 2 is a JSON list, but must be an object"),
         ('{"query": "a"}\n{"question": "b"}\n', "line 2 has no column 'query' .it has question."),
         ('{"query": " "}\n', "line 1: 'query' is ' ', but must be non-empty text"),
+        ('{"query": "\\u200b \\ufeff\\u00ad"}\n', r"line 1: 'query' is '\\u200b .*', but must be non-empty text"),
         ('{"query": 5}\n', "line 1: 'query' is 5, but must be non-empty text"),
         ('{"query": "a"}\n{"query": "b", "answer": 1, "answer": 2}\n', "line 2 repeats the name 'answer'"),
         ('{"query": "a"}\n{"query": "b", "of": {"x": 1, "x": 2}}\n', "line 2 repeats the name 'x'"),
         ('{"query": "a"}\n{"query": "b \\ud83d"}\n', "line 2 contains half of a surrogate pair"),
+        ('{"query": "a"}\n{"que\\ud83dry": "b"}\n', "line 2 contains half of a surrogate pair"),
         (
             '{"query": "a"}\n{"query": "b", "of": ' + "[" * 100_000 + "\n",
             "line 2 is not valid JSON: .* recursion",

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.models import make_model
-from cory_env.rewarding.worker import RewardWorker
+from cory_env.functions import SpecError, load_function
+from cory_env.rewarding.worker import RewardError, RewardWorker
 from cory_env.shadowing import shadowing_modules
 from launch.run_folder.run import Run
 from policies.cory import CoryConfig
@@ -71,10 +72,24 @@ def test_a_reward_s_process_imports_the_user_s_modules_even_if_ours_come_first(p
         assert worker.rewards(["query"], ["four"], {}) == [1040.0]
 
 
+@pytest.mark.parametrize("source", ["import cory_env", "def f(): from cory_env import mine", "import cory_env.mine"])
+def test_a_reward_that_imports_a_shadowed_module_is_rejected(project: Path, source: str) -> None:
+    (project / "bad.py").write_text(f"{source}\ndef score(completions): return [0.0] * len(completions)\n")
+    with RewardWorker("bad:score", timeout=20) as worker, pytest.raises(RewardError, match=r"Rename that module\.$"):
+        worker.start()
+
+
 def test_a_reward_may_import_our_modules_despite_a_user_s_module_of_the_same_name(project: Path) -> None:
     (project / "good.py").write_text("from cory_env.rewards.number import *\ndef score(completions): return [1.0]\n")
     with RewardWorker("good:score", timeout=20) as worker:
         worker.start()
+
+
+@pytest.mark.parametrize("source", ["import policies", "from policies import SCALE", "import launch.lengths"])
+def test_a_task_that_imports_a_shadowed_module_is_rejected(project: Path, source: str) -> None:
+    (project / "shadow_tasks.py").write_text(f"def make():\n    {source}\n")
+    with pytest.raises(SpecError, match=r"imports (policies|launch), .* not .*Rename that module\.$"):
+        load_function("shadow_tasks:make", "task")
 
 
 def test_workers_of_a_ray_session_without_our_setup_are_rejected(ray_session: None, project: Path) -> None:
