@@ -4,6 +4,7 @@ The folder's lock prevents a second process on this machine, the writer's id (`S
 The run's id shows whether the folder and storage have the same run; the one with the later checkpoint is continued.
 """
 
+import contextlib
 import platform
 import secrets
 import shutil
@@ -14,9 +15,9 @@ from typing import Self
 from launch.console.errors import CommandError
 from launch.run_folder import manifest
 from launch.run_folder.checkpoints import checkpoint_name, remove_all
-from launch.run_folder.layout import CHECKPOINTS, CONFIG, LOCK, RUN_ID
+from launch.run_folder.layout import CHECKPOINTS, CONFIG, LOCK, RUN_ID, WRITER
 from launch.run_folder.run import Run, is_config
-from launch.run_folder.storage import Storage, StorageError, is_uri
+from launch.run_folder.storage import Storage, StorageError, WriterChangedError, is_uri
 from policies.files import atomic_write
 
 
@@ -106,6 +107,12 @@ class StoredRun(Run):
         (self.path / RUN_ID).unlink(missing_ok=True)  # so an interrupted removal does not look like the run
         shutil.rmtree(self.path.parent)
         self.unlock()
+
+    def _remove_new(self) -> None:
+        with contextlib.suppress(StorageError, WriterChangedError):
+            self.storage.clear()
+            self.storage.remove(WRITER)
+        self.remove_local()
 
     def _has_checkpoint(self) -> bool:
         if self.storage.files() and not is_config(self.storage.read(CONFIG)):

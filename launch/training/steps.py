@@ -86,6 +86,9 @@ def train_run(
 
     try:
         return run, train_locked_run(run, located_settings, done, max_failures=max_failures, quiet=quiet, debug=debug)
+    except CommandError:
+        run.abort()
+        raise
     finally:
         run.unlock()
 
