@@ -277,6 +277,6 @@ def changes_since(run: Run, settings: Settings, now: Sources) -> list[str]:
     leak = " Evaluated queries may have been used in training."
     return [
         f"{change.text}.{leak if change.part in SPLITS else ''}"
-        for change in find_changes(before, now)
+        for change in find_changes(before, now, settings)
         if same_task or change.part not in (*SPLITS, "prompts", "function")
     ]

@@ -137,7 +137,7 @@ class PolicySet:
         if self.sources is None:
             return texts
         now = replace(self.sources, llms=digest_models(self.settings, self.tokenizers))
-        return texts + [f"{change.text}." for change in find_changes(self.sources, now)]
+        return texts + [f"{change.text}." for change in find_changes(self.sources, now, self.settings)]
 
 
 def current_policies(algorithm: Cory) -> PolicySet:

@@ -93,8 +93,8 @@ def test_a_resume_with_changed_queries_is_rejected_and_the_run_unchanged(
     before = {file: file.read_bytes() for file in (project / "run").iterdir() if file.is_file()}
     code, text = run_train(capsys, *words)
     assert code == 2 and text == (
-        "Error: run cannot resume unchanged. The training queries changed since training started. Undo this change, or "
-        "resume with --allow-changes.\n"
+        "Error: run cannot resume unchanged. q.jsonl has changed since training started: its training queries differ "
+        "(14 now, 14 then). Undo this change, or resume with --allow-changes.\n"
     )
     assert {file: file.read_bytes() for file in (project / "run").iterdir() if file.is_file()} == before
 
@@ -105,8 +105,8 @@ def test_allow_changes_resumes_with_changed_queries_and_warns(
     write_rows(project / "q.jsonl", [*ROWS[:17], *({**row, "want": "bad"} for row in ROWS[17:])])
     code, text = run_train(capsys, "--resume", "run", "--allow-changes")
     assert code == 0 and "run is done" in text
-    for kind in ("training", "test"):
-        assert f"The {kind} queries changed since training started. Metrics up to update 4 are not" in text
+    for kind, count in (("training", 14), ("test", 4)):
+        assert f"its {kind} queries differ ({count} now, {count} then). Metrics up to update 4 are not" in text
 
 
 def test_a_reward_may_change_between_resumes(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,7 +147,7 @@ def test_data_and_model_may_be_moved_if_unchanged(
     assert code == 0 and "Warning" not in text
     write_rows(elsewhere / "moved.jsonl", ROWS[::-1])
     code, text = run_train(capsys, "--resume", "../project/run", "data=moved.jsonl", "model=./other")
-    assert code == 2 and "The training queries changed since training started" in text
+    assert code == 2 and "moved.jsonl has changed since training started: its training queries differ" in text
 
 
 def test_a_different_file_of_the_same_name_is_rejected(
@@ -155,7 +155,8 @@ def test_a_different_file_of_the_same_name_is_rejected(
 ) -> None:
     write_rows(elsewhere / "q.jsonl", ROWS[::-1])
     code, text = run_train(capsys, "--resume", "../project/run")
-    assert code == 2 and "The training queries changed since training started" in text
+    assert code == 2
+    assert f"q.jsonl has changed since training started with {project}/q.jsonl: its training queries" in text
 
 
 def test_allow_changes_requires_a_resume(capsys: pytest.CaptureFixture[str]) -> None:
@@ -206,9 +207,7 @@ def test_a_changed_model_is_reported_when_a_run_is_used(project: Path) -> None:
     config = json.loads(Path("m/config.json").read_text())
     Path("m/config.json").write_text(json.dumps({**config, "embd_pdrop": 0.5}))
     trained = open_trained("run")
-    assert trained.warnings() == [
-        f"The model of {policy_id} changed since training started." for policy_id in ("llm_1", "llm_2")
-    ]
+    assert trained.warnings() == ["The model m has changed since training started."]
 
 
 def test_an_export_needs_no_data_and_works_in_another_folder(elsewhere: Path, project: Path) -> None:
@@ -237,7 +236,8 @@ def test_an_evaluation_of_changed_data_warns_about_possible_training_queries(pro
     task, tokenizers = load_task(settings)
     now = collect_sources(settings, task, tokenizers)
     assert changes_since(run, settings, now)[0] == (
-        "The training queries changed since training started. Evaluated queries may have been used in training."
+        "q.jsonl has changed since training started: its training queries differ (14 now, 14 then). Evaluated "
+        "queries may have been used in training."
     )
     other = settings.model_copy(update={"data": str(project / "q.jsonl"), "eval_data": "q.jsonl"})
     assert changes_since(run, other, now) == []  # other data was requested
