@@ -178,10 +178,9 @@ def find_changes(before: Sources, now: Sources, settings: Settings) -> list[Chan
         templates = {old_model.chat_template, new_model.chat_template}
         if None not in templates and len(templates) > 1:  # an evaluation may or may not use it
             changes.append(Change("chat_template", f"The chat template of {describe(name)}"))
-    functions = dict(now.functions)
-    for name, digest in before.functions:
-        if functions.get(name, missing) != digest:
-            changes.append(Change("function", f"The code of {name} changed since training started"))
+    for function in before.functions:
+        if function not in now.functions:
+            changes.append(Change("function", f"The code of {function[0]} changed since training started"))
     return list(dict.fromkeys(changes))
 
 
