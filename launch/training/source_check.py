@@ -96,7 +96,7 @@ def absolute_settings(settings: Settings, sources: Iterable[Sources]) -> Setting
     if IN_JOB in os.environ:
         return settings
     paths = {name: path for training_sources in sources for name, path in training_sources.paths.items()}
-    return locate_files(settings, paths, absolute=True)
+    return locate_files(settings, paths, needed=(), absolute=True)
 
 
 def read_all_sources(folder: Path) -> dict[str, Sources]:

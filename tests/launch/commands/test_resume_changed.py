@@ -139,7 +139,10 @@ def test_data_and_model_may_be_moved_if_unchanged(
 ) -> None:
     shutil.move(project / "q.jsonl", elsewhere / "moved.jsonl")
     code, text = run_train(capsys, "--resume", "../project/run")
-    assert code == 2 and text.startswith(f"Error: Data file q.jsonl not found in {elsewhere}. Correct the path")
+    assert code == 2 and text == (
+        f"Error: data=q.jsonl: q.jsonl was found neither in {elsewhere} nor in {project}, where the run had it. "
+        "Restore it, or set data=PATH.\n"
+    )
     code, text = run_train(capsys, "--resume", "../project/run", "data=moved.jsonl")
     assert code == 0 and "Warning" not in text
     shutil.move(project / "m", elsewhere / "other")
@@ -203,6 +206,16 @@ def test_a_custom_task_builds_the_same_prompts_in_another_folder_without_data(
     assert chain.task.prompt(Query(0, "quiet")) == "QUIET"
 
 
+def test_the_error_about_a_missing_model_names_its_old_location(elsewhere: Path, project: Path) -> None:
+    shutil.move(project / "m", elsewhere / "n")
+    with pytest.raises(
+        CommandError, match=rf"model=m: m was found neither in {elsewhere} nor in {project}, where .* in its folder"
+    ):
+        open_trained("../project/run")
+    shutil.move(elsewhere / "n", elsewhere / "m")
+    assert open_trained("../project/run").warnings() == []
+
+
 def test_a_changed_model_is_reported_when_a_run_is_used(project: Path) -> None:
     config = json.loads(Path("m/config.json").read_text())
     Path("m/config.json").write_text(json.dumps({**config, "embd_pdrop": 0.5}))
@@ -225,7 +238,8 @@ def test_an_evaluation_in_another_folder_finds_the_runs_data(elsewhere: Path, pr
 
     assert settings().data == str(project / "q.jsonl")  # type: ignore[attr-defined]
     (project / "q.jsonl").unlink()
-    assert settings().data == "q.jsonl"  # type: ignore[attr-defined]
+    with pytest.raises(CommandError, match=r"data=q\.jsonl: q\.jsonl was found neither"):
+        settings()
     assert settings("data=other.jsonl").data == "other.jsonl"  # type: ignore[attr-defined]
 
 
