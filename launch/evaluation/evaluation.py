@@ -7,7 +7,7 @@ log.txt           the output of libraries and rewards
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -257,10 +257,13 @@ def evaluate_lineup(algo: "Cory", plan: EvaluationPlan, lineup: Lineup) -> Itera
             yield [EvaluatedChain(policies=lineup.names, responses=chain) for chain in chains]
 
 
-def located_settings(run: Run) -> Settings:
+def located_settings(run: Run, overridden: Container[str] = ()) -> Settings:
     """Returns the settings of a run with the current paths of its files (`launch.run_folder.locations`)."""
     sources = Sources.read(run.path)
-    return run.settings if sources is None else locate_files(run.settings, sources.paths)
+    if sources is None:
+        return run.settings
+    data = () if "task" in overridden else tuple(key for key in ("data", "eval_data") if key not in overridden)
+    return locate_files(run.settings, sources.paths, needed=("model", *data))
 
 
 def changes_since(run: Run, settings: Settings, now: Sources) -> list[str]:
@@ -272,11 +275,11 @@ def changes_since(run: Run, settings: Settings, now: Sources) -> list[str]:
     before = Sources.read(run.path)
     if before is None:
         return []
-    run_settings = locate_files(run.settings, before.paths)
+    run_settings = locate_files(run.settings, before.paths, needed=())
     same_task = all(getattr(run_settings, key) == getattr(settings, key) for key in settings_in_categories("task"))
     leak = " Evaluated queries may have been used in training."
     return [
         f"{change.text}.{leak if change.part in SPLITS else ''}"
-        for change in find_changes(before, now)
+        for change in find_changes(before, now, settings)
         if same_task or change.part not in (*SPLITS, "prompts", "function")
     ]

@@ -58,7 +58,7 @@ def target_settings(
         overrides["validation"] = False
     base: Mapping[str, Value] = {} if model_settings is None else model_settings
     if run is not None:
-        base = located_settings(run).model_dump()
+        base = located_settings(run, overrides).model_dump()
         policy = {key: base[key] for key in settings_in_categories("policy")}
     if agents is not None and policy.get("roles"):
         raise CommandError(f"--agents conflicts with the roles of {target}, which define its agents. Remove --agents.")

@@ -137,7 +137,7 @@ class PolicySet:
         if self.sources is None:
             return texts
         now = replace(self.sources, llms=digest_models(self.settings, self.tokenizers))
-        return texts + [f"{change.text}." for change in find_changes(self.sources, now)]
+        return texts + [f"{change.text}." for change in find_changes(self.sources, now, self.settings)]
 
 
 def current_policies(algorithm: Cory) -> PolicySet:
@@ -168,7 +168,7 @@ def open_trained(source: Run | str | Path, checkpoint: str | int | None = None) 
     if not metrics or metrics[-1]["update"] != update:
         raise CommandError(f"{run.metrics_file.path} has no entry for update {update} of the requested checkpoint.")
     sources = Sources.read(run.path)
-    settings = run.settings if sources is None else locate_files(run.settings, sources.paths)
+    settings = run.settings if sources is None else locate_files(run.settings, sources.paths, needed=("model",))
     commands = (run.path / CONFIG).read_text(encoding="utf-8").splitlines()
     return PolicySet(
         settings=settings,

@@ -70,11 +70,15 @@ def _git_commit() -> str:
 
 
 def _command_output(*command: str) -> str:
-    """Returns a program's output; empty if it is missing, fails, or hangs."""
+    """Returns a program's output; empty if it is missing, fails, or hangs (as on a faulty GPU)."""
+    devnull = subprocess.DEVNULL
     try:
-        process = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=COMMAND_TIMEOUT, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
+        process = subprocess.Popen(command, stdin=devnull, stdout=subprocess.PIPE, stderr=devnull, text=True)
+    except OSError:
         return ""
-    return process.stdout.strip()
+    try:
+        output, _ = process.communicate(timeout=COMMAND_TIMEOUT)
+    except subprocess.TimeoutExpired:
+        process.kill()  # does not wait, unlike `subprocess.run`: a process that waits for a faulty device never ends
+        return ""
+    return output.strip() if process.returncode == 0 else ""

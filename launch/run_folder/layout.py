@@ -9,6 +9,7 @@ tensorboard/     the metrics for TensorBoard
 wandb/           with `tracker=wandb`: files of Weights & Biases
 wandb.id         with `tracker=wandb`: the run's id there
 trackio.id       with `tracker=trackio`: the run's name there
+run.id           for a run in storage: its unique id
 checkpoints/     the latest checkpoints, and `best`
 log.txt          output of libraries and rewards
 curves.png       plots, drawn at the end or by `cory plot`
@@ -32,13 +33,14 @@ LOG, CURVES = "log.txt", "curves.png"
 CHECKPOINTS = "checkpoints"
 LOCK = ".lock"
 WRITER = ".writer"  # the id of the process that trains a run in storage
+RUN_ID = "run.id"
 REJECTED_BATCH_FILE = "refused_update_{:06d}_{}.safetensors"
 """The batch of a rejected update, by the update's number and the policy whose gradient was not finite."""
 CONFIG_HEADER = "# cory "
 TENSORBOARD, WANDB = "tensorboard", "wandb"
 WANDB_ID, TRACKIO_ID = "wandb.id", "trackio.id"
 STARTED_FILES = (
-    *(CONFIG, SOURCES, METRICS, SAMPLES, LOG, WANDB_ID, TRACKIO_ID, CHECKPOINTS, TENSORBOARD, WANDB),
+    *(CONFIG, SOURCES, METRICS, SAMPLES, LOG, RUN_ID, WANDB_ID, TRACKIO_ID, CHECKPOINTS, TENSORBOARD, WANDB),
     *(f".{CONFIG}.new", f".{SOURCES}.new"),  # left by a kill during a write
 )
 """Files that a run may leave if it ends before its first checkpoint."""

@@ -1,40 +1,57 @@
 """Finding the files that a run's settings name, also from another working directory."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from cory_env.home import upload_hint
 from cory_env.tasks.rows import HUB
+from launch.console.errors import CommandError
 from policies.models.model_names import is_bundled
 from policies.settings.settings import BY_CONTENT, Settings
 
 PATH_SETTINGS = (*BY_CONTENT, "start_from")
 
 
-def locate_files(settings: Settings, paths: Mapping[str, str], absolute: bool = False) -> Settings:
-    """Replaces file names that do not exist in the working directory with the recorded paths of the run, if they exist.
+def locate_files(
+    settings: Settings, paths: Mapping[str, str], needed: Container[str] = BY_CONTENT, absolute: bool = False
+) -> Settings:
+    """Replaces file names that do not exist in the working directory with the recorded paths of the run.
 
     Args:
         paths: the run's recorded paths (`launch.run_folder.sources`).
+        needed: settings whose files are read, so it is an error if a file that the run had is in neither place.
         absolute: replace names that exist in the working directory too.
     """
 
-    def locate(value: str) -> str:
+    def locate(key: str, value: str) -> str:
         name = path_part(value)
-        recorded = paths.get(name, "")
-        is_present = Path(name).exists() and not absolute
-        return value.replace(name, recorded, 1) if recorded and Path(recorded).exists() and not is_present else value
+        recorded = paths.get(name)
+        if recorded is None or (Path(name).exists() and not absolute):
+            return value
+        if Path(recorded).exists():
+            return value.replace(name, recorded, 1)
+        if key not in needed:
+            return value
+        folder = Path(recorded).parent
+        is_recorded = Path(os.path.abspath(name)) == Path(recorded)
+        problem = f"not found in {folder}" if is_recorded else f"found neither in {os.getcwd()} nor in {folder}"
+        advice = "start the command in its folder" if key == "model" else f"set {key}=PATH"
+        raise CommandError(
+            f"{key}={value}: {Path(name).name} was {problem}, where the run had it. Restore it, or {advice}."
+            f"{upload_hint(name)}"
+        )
 
     changes: dict[str, object] = {}
     if settings.frozen_models:
         changes["roles"] = [
-            role if role.frozen_model is None else replace(role, policy=locate(role.frozen_model))
+            role if role.frozen_model is None else replace(role, policy=locate("model", role.frozen_model))
             for role in settings.roles or ()
         ]
     for key in PATH_SETTINGS:
         if (value := getattr(settings, key)) is not None:
-            changes[key] = [locate(name) for name in value] if isinstance(value, list) else locate(value)
+            changes[key] = [locate(key, name) for name in value] if isinstance(value, list) else locate(key, value)
     changes = {key: value for key, value in changes.items() if value != getattr(settings, key)}
     return settings.model_copy(update=changes) if changes else settings
 

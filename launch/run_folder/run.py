@@ -1,7 +1,9 @@
 """A run in a folder: locking, creating, opening and reading it."""
 
 import contextlib
+import os
 import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, cast
@@ -47,8 +49,10 @@ class Run:
         self.log = path / LOG
         self.curves = path / CURVES
         self._lock: contextlib.ExitStack | None = None
+        self._lock_file: os.stat_result | None = None
         self._settings: Settings | None = None
         self._best: tuple[int, float] | None = None  # of the updates that this process has recorded
+        self._is_new = False  # whether its folder was created for it; `abort` then removes the folder too
         self.keep_local = False
         """Whether a run in storage also stays in its local folder when it ends."""
 
@@ -56,12 +60,13 @@ class Run:
     def create(cls, location: str | Path | None, name: str = "") -> Self:
         """Creates and locks a new run in a folder; None: a new folder `runs/NAME-TIME`."""
         run = cls(new_folder(name) if location is None else Path(location))
+        run._is_new = location is None or not run.path.exists()
         make_folder(run.path)
         if not run.exists() and run._entries():
             raise CommandError(f"{run.path} is not empty. Empty it, or choose another folder with --out.")
         run.lock()
         if run.exists() and run.checkpoints.empty():
-            remove_all(run.path / name for name in STARTED_FILES)
+            run._remove_started_files()
         if run._entries():
             run.unlock()
             raise CommandError(
@@ -102,12 +107,13 @@ class Run:
         if self._lock is None:
             make_folder(self.path)
             self._lock = lock_folder(self.path)
+            self._lock_file = (self.path / LOCK).stat()
 
     def unlock(self) -> None:
         """Releases the lock."""
         if self._lock is not None:
             self._lock.close()
-            self._lock = None
+            self._lock = self._lock_file = None
 
     def write_settings(self, settings: Settings, origin: str) -> None:
         """Writes `config.yaml`. `origin`, the command that starts or resumes the run, becomes a comment at its top."""
@@ -197,6 +203,30 @@ class Run:
 
     def remove_local(self) -> None:
         """Removes the local folder of a run that is completely in storage, and unlocks it."""
+
+    def abort(self) -> None:
+        """Removes a locked run that failed before its first record, and unlocks it.
+
+        Does nothing if the folder is gone: another run may have its path, and records are unknown.
+        """
+        if not self.metrics_file.path.exists() and self.checkpoints.empty() and self._folder_unchanged():
+            self._remove_new()
+            self.unlock()
+
+    def _remove_new(self) -> None:
+        """Removes a run that has no records, and its folder if that was created for it."""
+        self._remove_started_files()
+        if self._is_new and not self._entries():
+            shutil.rmtree(self.path)
+
+    def _remove_started_files(self) -> None:
+        """Removes a run that ended before its first checkpoint."""
+        remove_all(self.path / name for name in STARTED_FILES)
+
+    def _folder_unchanged(self) -> bool:
+        """Whether the locked folder still has its path."""
+        file = self.path / LOCK  # held open, so no other file gets its inode
+        return self._lock_file is not None and file.exists() and os.path.samestat(self._lock_file, file.stat())
 
     def _entries(self) -> list[Path]:
         """Returns the folder's entries except locks and unfinished writes."""

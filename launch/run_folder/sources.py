@@ -15,6 +15,7 @@ Changes in files that a reward's code reads or imports are not detected, nor tho
 import hashlib
 import importlib.util
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -30,7 +31,7 @@ from cory_env.tasks.task import Split
 from cory_env.tokenizer import fingerprint
 from launch.console.errors import CommandError
 from launch.run_folder.layout import SOURCES
-from launch.run_folder.locations import absolute_paths
+from launch.run_folder.locations import absolute_paths, path_part
 from policies.files import atomic_write
 from policies.models.fingerprint import COMMIT_KEY, HUB_KEY, model_files
 from policies.settings.settings import Settings, Tokenizers
@@ -138,31 +139,49 @@ def digest_models(settings: Settings, tokenizers: Tokenizers) -> dict[str, Model
     }
 
 
-def find_changes(before: Sources, now: Sources) -> list[Change]:
-    """Returns the inputs that differ, except those that one of both lacks, as a chain with fewer agents does."""
-    old, new = _inputs(before), _inputs(now)
-    return [
-        Change(part, f"The {name} changed since training started")
-        for (part, name), value in old.items()
-        if value is not None and new.get((part, name)) not in (None, value)
-    ]
+def find_changes(before: Sources, now: Sources, settings: Settings) -> list[Change]:
+    """Returns the inputs that differ, once per model. Only of policies in both, as a chain may have fewer agents.
 
+    Args:
+        settings: the current ones, whose names of files and models the sentences have.
+    """
 
-def _inputs(sources: Sources) -> dict[tuple[str, str], object]:
-    """Returns the digests of all inputs, by their part (see `Change`) and name."""
-    inputs: dict[tuple[str, str], object] = {
-        (split, f"{kind} queries"): sources.queries.get(split, Queries(0, "")) for split, kind in SPLITS.items()
-    }
-    inputs |= {("prompts", f"task's {name}"): value for name, value in (sources.task or {}).items()}
-    for policy_id, digests in sources.llms.items():
-        model, _, commit = digests.model.partition("@")
-        inputs |= {
-            ("model", f"model of {policy_id}"): model,
-            ("commit", f"hub commit of {policy_id}"): commit,
-            ("tokenizer", f"tokenizer of {policy_id}"): digests.tokenizer,
-            ("chat_template", f"chat template of {policy_id}"): digests.chat_template,
-        }
-    return inputs | {("function", f"code of {name}"): digest for name, digest in sources.functions}
+    def describe(name: str) -> str:
+        path = path_part(name)
+        recorded = before.paths.get(path)
+        is_elsewhere = recorded is not None and Path(path).exists() and os.path.abspath(path) != recorded
+        return f"{name} has changed since training started{f' with {recorded}' if is_elsewhere else ''}"
+
+    changes = []
+    for split, kind in SPLITS.items():
+        old, new = (sources.queries.get(split, Queries(0, "")) for sources in (before, now))
+        if old != new:
+            data = (settings.eval_data if split != "train" else None) or settings.data
+            text = describe(data or f"The data of task {settings.task}")
+            changes.append(Change(split, f"{text}: its {kind} queries differ ({new.count} now, {old.count} then)"))
+    task, missing = now.task or {}, object()
+    names = [name for name, value in (before.task or {}).items() if task.get(name, missing) != value]
+    if names:
+        changes.append(Change("prompts", f"The task's {', '.join(names)} changed since training started"))
+    for policy_id, name in settings.all_models.items():
+        if policy_id not in before.llms or policy_id not in now.llms:
+            continue
+        old_model, new_model = before.llms[policy_id], now.llms[policy_id]
+        (hub, at, commit), (new_hub, _, new_commit) = old_model.model.partition("@"), new_model.model.partition("@")
+        if at and hub == new_hub and commit != new_commit:
+            text = f"The model {name} has moved on the hub from commit {commit:.7} to {new_commit:.7}"
+            changes.append(Change("commit", text))
+        elif old_model.model != new_model.model:
+            changes.append(Change("model", f"The model {describe(name)}"))
+        if old_model.tokenizer != new_model.tokenizer:
+            changes.append(Change("tokenizer", f"The tokenizer of {describe(name)}"))
+        templates = {old_model.chat_template, new_model.chat_template}
+        if None not in templates and len(templates) > 1:  # an evaluation may or may not use it
+            changes.append(Change("chat_template", f"The chat template of {describe(name)}"))
+    for function in before.functions:
+        if function not in now.functions:
+            changes.append(Change("function", f"The code of {function[0]} changed since training started"))
+    return list(dict.fromkeys(changes))
 
 
 def restore_task(sources: Sources | None) -> Task | None:

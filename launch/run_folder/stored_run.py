@@ -1,20 +1,24 @@
 """A run in storage: it works in a folder of the user's cache, and is uploaded after each checkpoint.
 
-The folder's lock prevents a second process on this machine, the writer's id (`Storage`) one on another machine. The
-folder has a copy of that id: as long as storage has the same one, the folder is as new as storage, or newer.
+The folder's lock prevents a second process on this machine, the writer's id (`Storage`) one on another machine.
+The run's id shows whether the folder and storage have the same run; the one with the later checkpoint is continued.
 """
 
+import contextlib
 import platform
+import secrets
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
 from launch.console.errors import CommandError
-from launch.run_folder.checkpoints import remove_all
-from launch.run_folder.layout import CONFIG, LOCK, WRITER
+from launch.run_folder import manifest
+from launch.run_folder.checkpoints import checkpoint_name, remove_all
+from launch.run_folder.layout import CHECKPOINTS, CONFIG, LOCK, RUN_ID, WRITER
 from launch.run_folder.run import Run, is_config
-from launch.run_folder.storage import Storage, StorageError, is_uri
+from launch.run_folder.storage import Storage, StorageError, WriterChangedError, is_uri
+from policies.files import atomic_write
 
 
 class StoredRun(Run):
@@ -35,13 +39,13 @@ class StoredRun(Run):
                     f"{location} already has a run, in storage or in {run.path} on {platform.node()}. Resume it with "
                     f"`{run.resume_command()}`, or choose another location with --out."
                 )
-            writer = run.storage.take_over()
+            run.storage.take_over()
             run.storage.clear()  # files of a run that ended before its first checkpoint
         except CommandError:
             run.unlock()
             raise
         run._clear()
-        (run.path / WRITER).write_text(writer)
+        atomic_write(run.path / RUN_ID, secrets.token_hex(8))
         return run
 
     @classmethod
@@ -53,9 +57,7 @@ class StoredRun(Run):
                 f"{location} has no run with a checkpoint to resume from. Correct the URI, or start a new run."
             )
         run.lock()
-        if not run._is_current():
-            run._clear()
-            run.storage.download(run.path)
+        run._download_newer(max(run.checkpoints.updates(), default=-1))
         return run
 
     @classmethod
@@ -71,14 +73,10 @@ class StoredRun(Run):
 
     def take_over(self) -> None:
         """Makes this process the only writer, then downloads the run, or uploads it if the local folder is newer."""
-        is_current = self._is_current() and self.checkpoints.latest_valid() >= max(self.storage.updates(), default=-1)
-        writer = self.storage.take_over()
-        if not is_current:
-            self._clear()
-            self.storage.download(self.path)
+        self.storage.take_over()
+        if self._download_newer(self.checkpoints.latest_valid()):
             self.storage.download_checkpoint(self.path)
-        (self.path / WRITER).write_text(writer)
-        if is_current:
+        else:
             self.upload()
 
     def cut_after(self, update: int) -> None:
@@ -106,25 +104,41 @@ class StoredRun(Run):
             ) from error
 
     def remove_local(self) -> None:
-        (self.path / WRITER).unlink(missing_ok=True)  # so an interrupted removal does not look like the run
+        (self.path / RUN_ID).unlink(missing_ok=True)  # so an interrupted removal does not look like the run
         shutil.rmtree(self.path.parent)
         self.unlock()
+
+    def _remove_new(self) -> None:
+        with contextlib.suppress(StorageError, WriterChangedError):
+            self.storage.clear()
+            self.storage.remove(WRITER)
+        self.remove_local()
 
     def _has_checkpoint(self) -> bool:
         if self.storage.files() and not is_config(self.storage.read(CONFIG)):
             raise CommandError(f"{self.storage.uri} is not empty and has no run. Empty it, or choose another location.")
-        return bool(self.storage.updates()) or (self._is_current() and not self.checkpoints.empty())
+        return bool(self.storage.updates()) or not self.checkpoints.empty()
+
+    def _download_newer(self, local: int) -> bool:
+        """Replaces the local folder by the files in storage, without checkpoints, unless it is as new or newer.
+
+        `local` is the update of its latest checkpoint; -1 if there is none. Returns whether it was replaced.
+        """
+        local = local if self.read(RUN_ID) == self.storage.read(RUN_ID) else -1
+        remote = max(self.storage.updates(), default=-1)
+        latest = f"{CHECKPOINTS}/{checkpoint_name(local)}/{manifest.NAME}"
+        # At equal updates: another machine may have resumed from an earlier checkpoint and repeated the last update.
+        if remote < 0 or local > remote or (local == remote and self.read(latest) == self.storage.read(latest)):
+            return False
+        self._clear()
+        self.storage.download(self.path)
+        return True
 
     def _clear(self) -> None:
         """Removes everything in the local folder except its lock; first the id, in case of a kill."""
-        (self.path / WRITER).unlink(missing_ok=True)
+        (self.path / RUN_ID).unlink(missing_ok=True)
         self._settings = self._best = None
         remove_all(path for path in self.path.iterdir() if not path.name.startswith(LOCK))
-
-    def _is_current(self) -> bool:
-        """Whether no other process has taken the run over since the local folder was used."""
-        writer = self.read(WRITER)
-        return writer is not None and writer == self.storage.read(WRITER)
 
 
 def run_type(location: str | None) -> type[Run]:

@@ -25,13 +25,13 @@ SOURCE_SETTINGS = sorted(settings_in_categories("task") | {*BY_CONTENT, "chat", 
 PrepareTask = Callable[[Settings], tuple[Task, Tokenizers]]
 
 
-def check_sources(before: Sources, now: Sources, name: str, allow: bool) -> list[Change]:
+def check_sources(before: Sources, now: Sources, settings: Settings, name: str, allow: bool) -> list[Change]:
     """Rejects a resume with changed queries, models, tokenizers or templates, unless the user allows it.
 
     Returns:
         The changes, for `incomparable_warning`.
     """
-    changes = find_changes(before, now)
+    changes = find_changes(before, now, settings)
     # Rewards may be corrected between two resumes, and a new commit on the hub need not concern the weights.
     rejected = [change for change in changes if change.part not in ("function", "commit")]
     if rejected and not allow:
@@ -76,7 +76,7 @@ def check_all_sources(
         sources = all_sources[kind] = collect_sources(located_settings, task, tokenizers)
         if recorded is None:
             continue
-        changes = check_sources(recorded, sources, str(folder), allow)
+        changes = check_sources(recorded, sources, located_settings, str(folder), allow)
         for change in changes:
             warn(f"Warning: {change.text}. Trainings before and after this change are not comparable.")
         all_sources[kind] = sources.after_resume(recorded, changes, 0)
@@ -96,7 +96,7 @@ def absolute_settings(settings: Settings, sources: Iterable[Sources]) -> Setting
     if IN_JOB in os.environ:
         return settings
     paths = {name: path for training_sources in sources for name, path in training_sources.paths.items()}
-    return locate_files(settings, paths, absolute=True)
+    return locate_files(settings, paths, needed=(), absolute=True)
 
 
 def read_all_sources(folder: Path) -> dict[str, Sources]:

@@ -22,7 +22,7 @@ def create_run(location: str | None, name: str, settings: Settings, sources: Sou
         sources.write(run.path)
         run.upload()
     except (CommandError, OSError):
-        run.unlock()
+        run.abort()
         raise
     return run
 

@@ -56,7 +56,7 @@ def train_run(
     sources = collect_sources(located_settings, task, tokenizers)
     if run is not None and before is not None:
         last_update = run.latest_checkpoint()
-        changes = check_sources(before, sources, run.location, allow_changes)
+        changes = check_sources(before, sources, located_settings, run.location, allow_changes)
         for change in changes:
             print(incomparable_warning(change, last_update), file=sys.stderr)
         sources = sources.after_resume(before, changes, last_update)
@@ -86,6 +86,9 @@ def train_run(
 
     try:
         return run, train_locked_run(run, located_settings, done, max_failures=max_failures, quiet=quiet, debug=debug)
+    except CommandError:
+        run.abort()
+        raise
     finally:
         run.unlock()
 

@@ -93,8 +93,8 @@ def test_a_resume_with_changed_queries_is_rejected_and_the_run_unchanged(
     before = {file: file.read_bytes() for file in (project / "run").iterdir() if file.is_file()}
     code, text = run_train(capsys, *words)
     assert code == 2 and text == (
-        "Error: run cannot resume unchanged. The training queries changed since training started. Undo this change, or "
-        "resume with --allow-changes.\n"
+        "Error: run cannot resume unchanged. q.jsonl has changed since training started: its training queries differ "
+        "(14 now, 14 then). Undo this change, or resume with --allow-changes.\n"
     )
     assert {file: file.read_bytes() for file in (project / "run").iterdir() if file.is_file()} == before
 
@@ -105,8 +105,8 @@ def test_allow_changes_resumes_with_changed_queries_and_warns(
     write_rows(project / "q.jsonl", [*ROWS[:17], *({**row, "want": "bad"} for row in ROWS[17:])])
     code, text = run_train(capsys, "--resume", "run", "--allow-changes")
     assert code == 0 and "run is done" in text
-    for kind in ("training", "test"):
-        assert f"The {kind} queries changed since training started. Metrics up to update 4 are not" in text
+    for kind, count in (("training", 14), ("test", 4)):
+        assert f"its {kind} queries differ ({count} now, {count} then). Metrics up to update 4 are not" in text
 
 
 def test_a_reward_may_change_between_resumes(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,7 +139,10 @@ def test_data_and_model_may_be_moved_if_unchanged(
 ) -> None:
     shutil.move(project / "q.jsonl", elsewhere / "moved.jsonl")
     code, text = run_train(capsys, "--resume", "../project/run")
-    assert code == 2 and text.startswith(f"Error: Data file q.jsonl not found in {elsewhere}. Correct the path")
+    assert code == 2 and text == (
+        f"Error: data=q.jsonl: q.jsonl was found neither in {elsewhere} nor in {project}, where the run had it. "
+        "Restore it, or set data=PATH.\n"
+    )
     code, text = run_train(capsys, "--resume", "../project/run", "data=moved.jsonl")
     assert code == 0 and "Warning" not in text
     shutil.move(project / "m", elsewhere / "other")
@@ -147,7 +150,7 @@ def test_data_and_model_may_be_moved_if_unchanged(
     assert code == 0 and "Warning" not in text
     write_rows(elsewhere / "moved.jsonl", ROWS[::-1])
     code, text = run_train(capsys, "--resume", "../project/run", "data=moved.jsonl", "model=./other")
-    assert code == 2 and "The training queries changed since training started" in text
+    assert code == 2 and "moved.jsonl has changed since training started: its training queries differ" in text
 
 
 def test_a_different_file_of_the_same_name_is_rejected(
@@ -155,7 +158,8 @@ def test_a_different_file_of_the_same_name_is_rejected(
 ) -> None:
     write_rows(elsewhere / "q.jsonl", ROWS[::-1])
     code, text = run_train(capsys, "--resume", "../project/run")
-    assert code == 2 and "The training queries changed since training started" in text
+    assert code == 2
+    assert f"q.jsonl has changed since training started with {project}/q.jsonl: its training queries" in text
 
 
 def test_allow_changes_requires_a_resume(capsys: pytest.CaptureFixture[str]) -> None:
@@ -202,13 +206,21 @@ def test_a_custom_task_builds_the_same_prompts_in_another_folder_without_data(
     assert chain.task.prompt(Query(0, "quiet")) == "QUIET"
 
 
+def test_the_error_about_a_missing_model_names_its_old_location(elsewhere: Path, project: Path) -> None:
+    shutil.move(project / "m", elsewhere / "n")
+    with pytest.raises(
+        CommandError, match=rf"model=m: m was found neither in {elsewhere} nor in {project}, where .* in its folder"
+    ):
+        open_trained("../project/run")
+    shutil.move(elsewhere / "n", elsewhere / "m")
+    assert open_trained("../project/run").warnings() == []
+
+
 def test_a_changed_model_is_reported_when_a_run_is_used(project: Path) -> None:
     config = json.loads(Path("m/config.json").read_text())
     Path("m/config.json").write_text(json.dumps({**config, "embd_pdrop": 0.5}))
     trained = open_trained("run")
-    assert trained.warnings() == [
-        f"The model of {policy_id} changed since training started." for policy_id in ("llm_1", "llm_2")
-    ]
+    assert trained.warnings() == ["The model m has changed since training started."]
 
 
 def test_an_export_needs_no_data_and_works_in_another_folder(elsewhere: Path, project: Path) -> None:
@@ -226,7 +238,8 @@ def test_an_evaluation_in_another_folder_finds_the_runs_data(elsewhere: Path, pr
 
     assert settings().data == str(project / "q.jsonl")  # type: ignore[attr-defined]
     (project / "q.jsonl").unlink()
-    assert settings().data == "q.jsonl"  # type: ignore[attr-defined]
+    with pytest.raises(CommandError, match=r"data=q\.jsonl: q\.jsonl was found neither"):
+        settings()
     assert settings("data=other.jsonl").data == "other.jsonl"  # type: ignore[attr-defined]
 
 
@@ -237,7 +250,8 @@ def test_an_evaluation_of_changed_data_warns_about_possible_training_queries(pro
     task, tokenizers = load_task(settings)
     now = collect_sources(settings, task, tokenizers)
     assert changes_since(run, settings, now)[0] == (
-        "The training queries changed since training started. Evaluated queries may have been used in training."
+        "q.jsonl has changed since training started: its training queries differ (14 now, 14 then). Evaluated "
+        "queries may have been used in training."
     )
     other = settings.model_copy(update={"data": str(project / "q.jsonl"), "eval_data": "q.jsonl"})
     assert changes_since(run, other, now) == []  # other data was requested

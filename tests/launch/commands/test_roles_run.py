@@ -137,4 +137,4 @@ def test_a_frozen_model_has_a_role_everywhere(cory: Cory, tmp_path: Path) -> Non
     assert "with 1 LLM and frozen models (critic: `critic-model`), which answer" in card
     (tmp_path / "critic-model" / "generation_config.json").write_text('{"eos_token_id": 1}')
     changed = cory("train", "--resume", run, "num_updates=3")
-    assert changed.returncode == 2 and "The model of frozen_1 changed since training started" in changed.stderr
+    assert changed.returncode == 2 and "critic-model has changed since training started" in changed.stderr

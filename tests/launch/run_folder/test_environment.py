@@ -29,6 +29,15 @@ def test_hanging_programs_time_out(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert time.monotonic() - start < 20
 
 
+def test_programs_that_cannot_be_killed_are_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_programs(tmp_path, "exec sleep 10")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(environment, "COMMAND_TIMEOUT", 0.5)
+    monkeypatch.setattr(subprocess.Popen, "kill", lambda _: None)  # as if it waited for a faulty device
+    start = time.monotonic()
+    assert hardware()["gpu"] is None and time.monotonic() - start < 8
+
+
 def test_the_output_of_a_failed_program_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_programs(tmp_path, "echo NVIDIA-SMI has failed; exit 9")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")

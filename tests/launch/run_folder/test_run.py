@@ -149,6 +149,20 @@ def test_a_folder_named_after_a_custom_task_has_safe_characters(
     assert run.path.parent == Path("runs") and run.path.name.startswith("my_package.riddles-make-file-a-b-2")
 
 
+def test_aborting_a_run_before_its_first_record_removes_the_folder_it_created(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "theirs").mkdir()
+    for name in ("new", "theirs"):
+        run = Run.create(tmp_path / name)
+        run.write_settings(SETTINGS, "cory train")
+        run.abort()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["theirs"] and not list((tmp_path / "theirs").glob("*.yaml"))
+    started = record_test_run(tmp_path / "begun", SETTINGS, updates=[0])
+    started.abort()
+    assert len(started.metrics) == 1
+
+
 def test_a_folder_of_another_program_is_not_changed(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("model: something else\n")
     (tmp_path / "checkpoints").mkdir()

@@ -52,7 +52,8 @@ def sources(**changes: object) -> Sources:
 
 
 def list_changes(before: Sources, **changes: object) -> list[tuple[str, str]]:
-    return [(change.part, change.text) for change in find_changes(before, sources(**changes))]
+    settings = make_settings({**VALUES, **changes})
+    return [(change.part, change.text) for change in find_changes(before, sources(**changes), settings)]
 
 
 def test_moved_or_reformatted_sources_are_no_change(folder: Path) -> None:
@@ -109,6 +110,25 @@ def test_splits_with_different_queries_are_reported(
     assert [part for part, _ in list_changes(before)] == expected
 
 
+def test_changed_held_out_data_is_reported_with_its_recorded_path(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_rows(ROWS[:4], "held.jsonl")
+    before = sources(eval_data="held.jsonl")
+    (folder / "elsewhere").mkdir()
+    monkeypatch.chdir(folder / "elsewhere")
+    for name in ("m", "mine.py", "q.jsonl"):
+        (folder / "elsewhere" / name).symlink_to(folder / name)
+    write_rows([ROWS[0], OTHER, *ROWS[2:4]], "held.jsonl")
+    assert list_changes(before, eval_data="held.jsonl") == [
+        (
+            "test",
+            f"held.jsonl has changed since training started with {folder}/held.jsonl: its test queries differ "
+            "(3 now, 3 then)",
+        )
+    ]
+
+
 def test_objects_without_a_readable_value_do_not_change_a_checksum() -> None:
     first, second = (Query(0, "This movie", {"object": object()}) for _ in range(2))
     assert first.checksum == second.checksum != Query(0, "This movie", {"object": 1}).checksum
@@ -142,20 +162,20 @@ def drop_a_merge() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "part"),
+    ("change", "part", "name"),
     [
-        (flip("transformer.wpe.weight"), "model"),
-        (change_json("config.json", embd_pdrop=0.5), "model"),
-        (change_json("generation_config.json", eos_token_id=[0, 1]), "model"),
-        (drop_a_merge, "tokenizer"),
+        (flip("transformer.wpe.weight"), "model", "model m"),
+        (change_json("config.json", embd_pdrop=0.5), "model", "model m"),
+        (change_json("generation_config.json", eos_token_id=[0, 1]), "model", "model m"),
+        (drop_a_merge, "tokenizer", "tokenizer of m"),
     ],
 )
-def test_a_replaced_model_or_tokenizer_is_reported(folder: Path, change: Callable[[], None], part: str) -> None:
+def test_a_replaced_model_or_tokenizer_is_reported(
+    folder: Path, change: Callable[[], None], part: str, name: str
+) -> None:
     before = sources()
     change()
-    assert list_changes(before) == [
-        (part, f"The {part} of {policy_id} changed since training started") for policy_id in ("llm_1", "llm_2")
-    ]
+    assert list_changes(before) == [(part, f"The {name} has changed since training started")]  # once for two policies
 
 
 def test_a_chat_template_is_compared_only_if_used(folder: Path) -> None:
@@ -165,8 +185,7 @@ def test_a_chat_template_is_compared_only_if_used(folder: Path) -> None:
     Path("m/chat_template.jinja").write_text(f"{template}!")
     assert list_changes(plain) == []
     assert list_changes(chat, chat=True) == [
-        ("chat_template", f"The chat template of {policy_id} changed since training started")
-        for policy_id in ("llm_1", "llm_2")
+        ("chat_template", "The chat template of m has changed since training started")
     ]
     assert list_changes(plain, chat=True) == list_changes(chat) == []  # an evaluation may or may not use it
 
@@ -176,7 +195,7 @@ def test_only_the_replaced_one_of_two_models_is_reported(folder: Path) -> None:
     values = {"model": ["n", "m"], "average_period": None}
     before = sources(**values)
     flip("transformer.wpe.weight")()
-    assert list_changes(before, **values) == [("model", "The model of llm_2 changed since training started")]
+    assert list_changes(before, **values) == [("model", "The model m has changed since training started")]
 
 
 def test_a_new_commit_of_a_hub_model_is_reported_as_a_commit_and_another_model_as_a_model(
@@ -198,10 +217,15 @@ def test_a_new_commit_of_a_hub_model_is_reported_as_a_commit_and_another_model_a
 
     first = hub_sources("model", "1" * 40)
     moved, other = hub_sources("model", "2" * 40), hub_sources("other", "1" * 40)
-    assert find_changes(first, first) == []
-    assert find_changes(first, moved) == [("commit", "The hub commit of llm_1 changed since training started")]
+    settings = make_settings({**VALUES, "num_agents": 1}).model_copy(update={"model": "owner/model"})
+    assert find_changes(first, first, settings) == []
+    assert find_changes(first, moved, settings) == [
+        ("commit", "The model owner/model has moved on the hub from commit 1111111 to 2222222")
+    ]
     for old, new in ((first, other), (first, before)):
-        assert find_changes(old, new)[0] == ("model", "The model of llm_1 changed since training started")
+        assert find_changes(old, new, settings) == [
+            ("model", "The model owner/model has changed since training started")
+        ]
 
 
 def test_changed_code_of_rewards_credit_and_task_is_reported_without_blocking_a_resume(folder: Path) -> None:
@@ -224,7 +248,7 @@ def test_changed_code_of_rewards_credit_and_task_is_reported_without_blocking_a_
         ("function", f"The code of {name} changed since training started")
         for name in ("mine:score", "their_credit:pay", "their_task:reviews")
     ]
-    changes = check_sources(before, sources(**values), "run", allow=False)
+    changes = check_sources(before, sources(**values), make_settings({**VALUES, **values}), "run", allow=False)
     assert incomparable_warning(changes[0], 5) == (
         "Warning: The code of mine:score changed since training started. Metrics up to update 5 are not comparable "
         "with later ones."
@@ -248,15 +272,30 @@ def test_changed_templates_of_the_task_are_reported(folder: Path) -> None:
     assert list_changes(older) == [("prompts", "The task's prompt_template changed since training started")]
 
 
+@pytest.mark.parametrize(("then", "now"), [(None, 1.0), (1.0, None)])
+def test_a_change_to_or_from_none_is_reported(folder: Path, then: float | None, now: float | None) -> None:
+    recorded, settings = sources(), make_settings(VALUES)
+    assert recorded.task is not None
+    before, after = (replace(recorded, task={**recorded.task, "solved_at": value}) for value in (then, now))
+    changes = [("prompts", "The task's solved_at changed since training started")]
+    assert find_changes(before, after, settings) == changes
+
+
+def test_a_task_that_can_no_longer_be_recorded_and_unreadable_code_are_reported(folder: Path) -> None:
+    before, settings = sources(), make_settings(VALUES)
+    changes = find_changes(before, replace(before, task=None, functions=[["mine:score", None]]), settings)
+    assert [part for part, _ in changes] == ["prompts", "function"]
+
+
 def test_a_resume_is_rejected_unless_changes_are_allowed(folder: Path) -> None:
     before = sources()
     write_rows([*ROWS[:2], OTHER, *ROWS[3:18], OTHER, ROWS[19]])
-    now = sources()
+    now, settings = sources(), make_settings(VALUES)
     with pytest.raises(
-        CommandError, match=r"^run cannot resume unchanged\. The training queries changed .* --allow-changes\.$"
+        CommandError, match=r"^run cannot resume unchanged\. q\.jsonl has changed .* --allow-changes\.$"
     ):
-        check_sources(before, now, "run", allow=False)
-    allowed = check_sources(before, now, "run", allow=True)
+        check_sources(before, now, settings, "run", allow=False)
+    allowed = check_sources(before, now, settings, "run", allow=True)
     later = now.after_resume(before, allowed, 5)
     assert list_changes(later) == []
     assert [(change["update"], change["part"]) for change in later.changes] == [(5, "train"), (5, "validation")]

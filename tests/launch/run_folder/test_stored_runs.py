@@ -103,6 +103,15 @@ def test_full_or_read_only_storage_keeps_its_state_and_is_updated_later(home: Pa
     assert Run.open(disk / "run").checkpoints.choose("latest")[0] == 9
 
 
+def test_a_newer_run_in_storage_replaces_the_local_files_of_an_older_run(path: Path, tmp_path: Path) -> None:
+    stored_run(path).unlock()  # its local folder still exists
+    shutil.rmtree(path)
+    with on_another_machine(tmp_path):
+        stored_run(path, updates=4, saved=(0, 3)).unlock()
+    resumed = resume(path)
+    assert resumed.checkpoints.updates() == [3] and [line["update"] for line in resumed.metrics] == list(range(4))
+
+
 def test_a_run_that_another_machine_continues_meanwhile_has_that_machines_settings(path: Path, tmp_path: Path) -> None:
     stored_run(path).unlock()
     run = StoredRun.open(f"file://{path}")
@@ -117,20 +126,60 @@ def test_a_run_that_another_machine_continues_meanwhile_has_that_machines_settin
     assert run.settings == longer and run.checkpoints.updates() == [9]
 
 
-def test_later_local_updates_are_uploaded_unless_another_machine_has_taken_the_run_over(
+def test_later_local_updates_are_kept_if_another_machine_took_over_but_made_no_progress(
     path: Path, tmp_path: Path
 ) -> None:
     run = stored_run(path)
     run.checkpoints.save(9, write_checkpoint)
     run.unlock()  # storage could not be written
+    with on_another_machine(tmp_path):
+        other = resume(path)
+        assert other.checkpoints.updates() == [6]
+        other.unlock()
     resume(path).unlock()
-    assert run.checkpoints.updates() == [0, 6, 9] and Run.open(path).checkpoints.updates() == [6, 9]
-    run.checkpoints.save(12, write_checkpoint)
+    assert run.checkpoints.updates() == [0, 6, 9]
     with on_another_machine(tmp_path):
         other = resume(path)
         assert other.checkpoints.updates() == [9]
+        other.checkpoints.save(12, write_checkpoint)
+        other.upload()
         other.unlock()
-    assert resume(path).checkpoints.updates() == [9]
+    assert resume(path).checkpoints.updates() == [12]
+
+
+def test_an_update_repeated_by_another_machine_replaces_the_local_one(path: Path, tmp_path: Path) -> None:
+    stored_run(path).unlock()
+    shutil.rmtree(path / "checkpoints" / "update_000006")
+    with on_another_machine(tmp_path):
+        other = resume(path)
+        other.cut_after(0)
+        for update in range(1, 7):
+            other.metrics_file.append({"update": update, "seconds": 2.0})
+        other.checkpoints.save(6, lambda folder: write_checkpoint(folder, "repeated"))
+        other.upload()
+    resumed = resume(path)
+    assert resumed.metrics == other.metrics == Run.open(path).metrics
+    assert (resumed.checkpoints.choose("6")[1] / "deep" / "weights").read_text() == "repeated"
+
+
+def test_later_local_updates_survive_an_interrupted_takeover_and_the_output_of_settings(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    run = stored_run(path)
+    run.checkpoints.save(9, write_checkpoint)
+    run.unlock()  # storage could not be written
+    with monkeypatch.context() as interrupted, pytest.raises(KeyboardInterrupt):
+        interrupted.setattr(Storage, "upload", interrupt)
+        resumed = StoredRun.open(f"file://{path}")
+        resumed.take_over()
+    resumed.unlock()
+    with on_another_machine(tmp_path):
+        resume(path).unlock()
+    assert main(["train", "--resume", f"file://{path}", "--print-config"]) == 0
+    assert run.checkpoints.updates() == [0, 6, 9]
 
 
 def test_a_local_folder_is_not_mistaken_for_a_run_if_a_kill_interrupts_its_download(
@@ -141,14 +190,17 @@ def test_a_local_folder_is_not_mistaken_for_a_run_if_a_kill_interrupts_its_downl
 
     stored_run(path).unlock()
     with on_another_machine(tmp_path):
-        resume(path).unlock()
+        other = resume(path)
+        other.checkpoints.save(9, write_checkpoint)
+        other.upload()
+        other.unlock()
     with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
         killed.setattr(Storage, "download_checkpoint", interrupt)
         run = StoredRun.open(f"file://{path}")
         run.take_over()
     assert not run.checkpoints.updates()
     run.unlock()
-    assert resume(path).checkpoints.updates() == [6]
+    assert resume(path).checkpoints.updates() == [9]
 
 
 @pytest.mark.parametrize("uploaded", [(), ("config.yaml", "metrics.jsonl")])
@@ -157,14 +209,15 @@ def test_a_run_whose_checkpoints_were_not_uploaded_is_not_replaced_and_resumes_l
 ) -> None:
     run = stored_run(path)
     run.unlock()
-    shutil.rmtree(path / "checkpoints")
-    for file in {file for file in path.iterdir() if file.name not in (*uploaded, ".writer")}:
-        file.unlink()
+    shutil.rmtree(path)
+    path.mkdir()
+    for name in uploaded:
+        shutil.copy(run.path / name, path)
     with pytest.raises(
         CommandError, match=f"or in {run.path} on .* with `cory train --resume file://{path}`, or choose"
     ):
         StoredRun.create(f"file://{path}")
-    assert run.checkpoints.updates() == [0, 6] and sorted(contents(path)) == sorted((*uploaded, ".writer"))
+    assert run.checkpoints.updates() == [0, 6] and sorted(contents(path)) == sorted(uploaded)
     assert StoredRun.is_started(f"file://{path}") and not StoredRun.is_started(f"file://{path}2")
     resume(path).unlock()
     assert run.checkpoints.updates() == Run.open(path).checkpoints.updates() == [0, 6]

@@ -74,6 +74,7 @@ def test_a_process_that_was_taken_over_writes_nothing_even_if_the_new_writer_has
     for upload in (run.upload, run.finish_upload):
         with pytest.raises(WriterChangedError, match=f"was taken over by process .* results are in {run.path} on "):
             upload()
+    run.abort()  # it has records
     assert contents(path) == before and len(run.metrics) == 8
 
 
@@ -101,10 +102,13 @@ def test_of_two_new_runs_that_start_at_once_the_first_ends_and_the_second_is_com
     before = contents(path)
     with pytest.raises(WriterChangedError):
         run.upload()
-    assert contents(path) == before
+    run.abort()
+    assert contents(path) == before and not run.path.exists()
     (path / "config.yaml").unlink()  # the first process was just clearing what it had found
     other.upload()
     assert contents(path) == before
+    other.abort()
+    assert not contents(path) and not other.path.exists()
 
 
 def test_a_checkpoint_that_the_other_process_was_just_completing_is_removed(path: Path, tmp_path: Path) -> None:

@@ -131,6 +131,19 @@ def test_a_run_whose_folder_was_renamed_fails_without_creating_it_again(tmp_path
     assert not run.path.exists() and Run(tmp_path / "renamed").metrics
 
 
+def test_aborting_a_renamed_run_does_not_remove_a_new_run_at_its_path(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run")
+    run.path.rename(tmp_path / "renamed")
+    other = Run.create(tmp_path / "run")
+    for new_run in (run, other):
+        new_run.write_settings(paper_settings(), "cory train")
+    run.abort()
+    assert other.exists()
+    other.abort()
+    assert not other.path.exists()
+    run.unlock()
+
+
 def test_the_summary_has_samples_the_best_update_and_source_changes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -56,7 +56,7 @@ def test_each_kind_of_training_is_compared_with_its_earlier_sources(folder: Path
     assert check(folder, one, single_agent, other) == []
     write_rows(ROWS, "other.jsonl")
     assert check(folder, one) == []
-    with pytest.raises(CommandError, match=r"The training queries changed since training started\."):
+    with pytest.raises(CommandError, match=r"other\.jsonl has changed since training started: its training queries"):
         check(folder, single_agent, other)
     warnings = check(folder, one, other, allow=True)
     assert len(warnings) == 3 and all(text.endswith("after this change are not comparable.") for text in warnings)
@@ -92,8 +92,8 @@ def test_a_search_with_changed_data_does_not_resume(folder: Path, capsys: pytest
     write_rows([*ROWS[:4], {"query": "Another book was"}, *ROWS[5:]])
     assert main(["tune", "values.yaml", "--over", "temperature=0.5,1.0", "--out", "search", "--continue"]) == 2
     assert capsys.readouterr().err == (
-        "Error: search cannot resume unchanged. The training queries changed since training started. Undo this "
-        "change, or resume with --allow-changes.\n"
+        "Error: search cannot resume unchanged. q.jsonl has changed since training started: its training queries "
+        "differ (14 now, 14 then). Undo this change, or resume with --allow-changes.\n"
     )
     assert main(["tune", "imdb-tiny", "--over", "lr=1e-4", "--allow-changes"]) == 2
     assert "--allow-changes requires --continue" in capsys.readouterr().err
@@ -107,5 +107,5 @@ def test_a_study_with_changed_data_starts_no_further_run(folder: Path, capsys: p
     (folder / "sources.json").rename(folder / "study" / "sources.json")
     write_rows(ROWS[:-1])
     assert main(["study", "mine.yaml", "--out", "study"]) == 2
-    assert "Error: study cannot resume unchanged. The training queries changed since" in capsys.readouterr().err
+    assert "Error: study cannot resume unchanged. q.jsonl has changed since training started" in capsys.readouterr().err
     assert not any((folder / "study").rglob("config.yaml"))

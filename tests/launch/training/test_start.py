@@ -14,6 +14,7 @@ from launch.models.trained import POLICIES, open_trained
 from launch.run_folder.checkpoints import BEST
 from launch.run_folder.run import Run
 from launch.training.start import starting_policies
+from launch.training.training import Trainer
 from policies.settings.error import SettingsError
 from policies.settings.settings import Settings
 from tests.launch.conftest import Cory, record_test_run
@@ -39,6 +40,20 @@ def settings(tmp_path: Path) -> Settings:
 def test_start_from_uses_the_best_or_else_the_latest_checkpoint(settings: Settings, tmp_path: Path) -> None:
     assert starting_policies(settings) == tmp_path / "run" / "checkpoints" / "update_000001"
     assert starting_policies(make_settings(VALUES)) is None
+
+
+@pytest.mark.parametrize("prefix", ["", "file://"])
+def test_a_run_that_fails_before_its_first_record_leaves_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str
+) -> None:
+    def fail(*_: object) -> int:
+        raise CommandError("No GPU.")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(Trainer, "train", fail)
+    words = ["imdb-tiny", "backend=transformers", "num_runners=0", "--out", f"{prefix}{tmp_path}/run"]
+    assert main(["train", *words]) == 2
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_policies_with_other_settings_are_rejected(settings: Settings) -> None:
