@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import shutil
 import socket
 import tempfile
 import time
@@ -14,7 +15,7 @@ from urllib.parse import SplitResult, urlsplit
 from cory_env.home import IN_JOB
 from cory_env.shadowing import WORKER_SETUP, shadowing_modules
 from launch.cluster import placement
-from launch.console.errors import CommandError
+from launch.console.errors import CommandError, is_bug
 from launch.console.interrupts import hangup_blocked
 from policies.compat.ray import node_start_timeout, without_dashboard
 from policies.settings.processes import Process, cpus, processes
@@ -76,7 +77,7 @@ def ray_session(required: Sequence[Process], debug: bool, retry_seconds: float =
     """Joins the Ray cluster in RAY_ADDRESS (or that of the current Ray job), or starts a local one.
 
     If this process has joined a cluster already, it is used. A local cluster ends with the context, and its temporary
-    folder is removed, unless `debug` is set.
+    folder with Ray's logs is removed, except with `debug` or after an unexpected error.
 
     Args:
         retry_seconds: seconds to wait for Ray to start, and for missing nodes to join the cluster.
@@ -90,7 +91,10 @@ def ray_session(required: Sequence[Process], debug: bool, retry_seconds: float =
     with contextlib.ExitStack() as stack:
         options: dict[str, Any] = {}
         if not _has_cluster_address():
-            parent = os.environ.get("RAY_TMPDIR", "/tmp")  # TMPDIR may be too long for Ray's sockets
+            parent = os.environ.get("RAY_TMPDIR", "/tmp")
+            # A socket's path is limited to 107 characters, and Ray's sockets need about 75 below this folder.
+            if len(parent) > 20 or not os.path.isdir(parent):
+                parent = "/tmp"
             options = {
                 "address": "local",
                 "num_cpus": max(os.cpu_count() or 1, cpus(required)),
@@ -98,8 +102,7 @@ def ray_session(required: Sequence[Process], debug: bool, retry_seconds: float =
                 "_temp_dir": f"{parent}/ray",  # Ray's own default, which keeps its logs
             }
             if not debug:
-                folder = tempfile.TemporaryDirectory(prefix="cory-", dir=parent, ignore_cleanup_errors=True)
-                options["_temp_dir"] = stack.enter_context(folder)
+                options["_temp_dir"] = stack.enter_context(_temporary_folder(parent))
         if _has_cluster_address() or shadowing_modules():  # otherwise save the second or two of a worker setup
             options["runtime_env"] = {"worker_process_setup_hook": WORKER_SETUP}
         stack.callback(ray.shutdown)
@@ -116,6 +119,22 @@ def ray_session(required: Sequence[Process], debug: bool, retry_seconds: float =
                     raise
             time.sleep(RETRY_INTERVAL)
         yield
+
+
+@contextlib.contextmanager
+def _temporary_folder(parent: str) -> Iterator[str]:
+    """Yields a temporary folder that is removed, except after an unexpected error."""
+    folder = tempfile.mkdtemp(prefix="cory-", dir=parent)
+    keep = False
+    try:
+        yield folder
+    except Exception as error:
+        if keep := is_bug(error):
+            error.add_note(f"Ray's logs are in {folder}.")
+        raise
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _check_placement(required: Sequence[Process]) -> None:

@@ -47,8 +47,8 @@ def serve(
       GET  /v1/models, /health
 
     If the run has feedback between agents (docs/feedback.md), `chain` gets it, and stops by it, only with --feedback:
-    the function then runs in this server, on the responses and on the requests' `columns`. Without --feedback, all
-    roles respond; a chain whose prompts show feedback needs it, while --roles llm_1 serves one policy alone.
+    the function then runs in this server, on the responses and on the requests' `columns`. Without --feedback, `chain`
+    is not served if its prompts show feedback; otherwise all roles respond.
 
     Ctrl-C or SIGTERM stops the server after pending responses are finished, at most 5 s later.
 
@@ -70,7 +70,7 @@ def serve(
         raise CommandError(f"cory serve requires {error.name}. Run `pip install 'cory-rllib[serve]'`.") from error
     from launch.models.generators import choose_backend, load_generator
     from launch.models.trained import open_trained
-    from launch.models.trained_chain import TrainedChain
+    from launch.models.trained_chain import FeedbackRequiredError, TrainedChain
     from launch.serving.batches import BatchRunner
 
     policies = open_trained(run, checkpoint)
@@ -90,10 +90,14 @@ def serve(
         models = {name: TrainedChain(policies, (name,), backend=engine, feedback=False) for name in names}
         worker = None
         if len(policy_ids) > 1:
-            models[CHAIN_MODEL] = TrainedChain(policies, policy_ids, backend=engine, feedback=feedback)
-            worker = models[CHAIN_MODEL].worker
-            if settings.feedback is not None and not feedback:
-                print("`chain` gets no feedback, so all roles respond (see --feedback).", file=sys.stderr)
+            try:
+                models[CHAIN_MODEL] = TrainedChain(policies, policy_ids, backend=engine, feedback=feedback)
+            except FeedbackRequiredError:
+                print("`chain` is not served: its prompts show feedback, which requires --feedback.", file=sys.stderr)
+            else:
+                worker = models[CHAIN_MODEL].worker
+                if settings.feedback is not None and not feedback:
+                    print("`chain` gets no feedback, so all roles respond (see --feedback).", file=sys.stderr)
         for model in models.values():
             _ = model.feedback_columns  # fails if the function cannot be loaded
         for warning in policies.warnings():

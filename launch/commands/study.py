@@ -64,7 +64,7 @@ def study(
     from launch.run_folder.layout import SOURCES
     from launch.run_folder.storage import check_location
     from launch.training.preflight import load_task
-    from launch.training.source_check import check_all_sources, write_all_sources
+    from launch.training.source_check import check_all_sources, training_kind, write_all_sources
     from policies.files import file_lock
 
     names = [word for word in words or () if "=" not in word]
@@ -96,13 +96,27 @@ def study(
     progress = ProgressPrinter(dup_stdout(), len(jobs), done=len(jobs) - len(todo), quiet=quiet)
     progress.print(f"{plan.about}\nStudy folder: {out}, {len(todo)} of {len(jobs)} runs to do")
     session.quiet_libraries(debug)
-    arm_settings = {f"Arm {job.arm.name}": plan.settings(job.arm, job.seed) for job in todo}.items()
+    arm_settings = {job.arm.name: plan.settings(job.arm, job.seed) for job in todo}
+    errors: dict[str, str] = {}
     with file_lock(out / f".{SOURCES}.lock"):  # other processes may share the study
         sources = check_all_sources(
-            out, arm_settings, load_task, lambda text: progress.print(text, True), allow_changes
+            out,
+            arm_settings.items(),
+            load_task,
+            lambda text: progress.print(text, True),
+            allow_changes,
+            errors.__setitem__,
         )
         write_all_sources(out, sources)
-    return _run_jobs(todo, jobs, progress, ["--allow-changes"] if allow_changes else [])
+    kinds = {name: training_kind(settings) for name, settings in arm_settings.items()}
+    skipped = {name: f"Arm {name}: {errors[kind]}" for name, kind in kinds.items() if kind in errors}
+    runnable = [job for job in todo if job.arm.name not in skipped]
+    if skipped and not runnable and (names[1:] or todo == jobs):
+        raise CommandError(next(iter(skipped.values())))
+    for message in skipped.values():
+        progress.print(f"Skipped: {message}", True)
+    jobs = [job for job in jobs if job not in todo or job in runnable]
+    return _run_jobs(runnable, jobs, progress, ["--allow-changes"] if allow_changes else []) or int(bool(skipped))
 
 
 def _run_jobs(

@@ -63,7 +63,7 @@ def tune(
     from launch.console import output
     from launch.console.interrupts import Interrupts
     from launch.display.terminal import ProgressPrinter
-    from launch.experiments.search import create_search_folder, is_resumable, read_same_search
+    from launch.experiments.search import create_search_folder, is_resumable, pin_start_checkpoint, read_same_search
     from launch.experiments.space import distinct_settings, grid_points
     from launch.run_folder.layout import RUNS, new_folder
     from launch.run_folder.locks import lock_folder
@@ -81,8 +81,7 @@ def tune(
     search, name = read_search(SimpleNamespace(**ctx.params))
     check_location(str(out or RUNS / f"tune-{name}"), "search")
     earlier = out if continue_ and out and is_resumable(out) else None
-    if earlier:
-        search = read_same_search(earlier, search)
+    search = read_same_search(earlier, search) if earlier else pin_start_checkpoint(search)
     kinds = distinct_settings(grid_points(search.settings, search.axes))
     session.quiet_libraries(debug)
     for settings in kinds:

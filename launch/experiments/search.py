@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 
 from cory_env.pickled import display_name
 from launch.console.errors import CommandError, make_folder
-from launch.experiments.space import SEED_KEY, Axes
+from launch.experiments.space import SEED_KEY, Axes, grid_points
 from launch.run_folder.layout import LOCK, SOURCES
 from launch.run_folder.locations import PATH_SETTINGS
 from launch.run_folder.locks import lock_folder
+from launch.training.start import starting_policies
 from policies.files import atomic_write
 from policies.settings.settings import Settings, SettingsError, changed_settings, make_settings
 from policies.settings.yaml12 import read_yaml, to_cli, write_yaml
@@ -78,6 +79,14 @@ class Search(NamedTuple):
             raise CommandError(f"{file} is not a valid search: {error}") from error
 
 
+def pin_start_checkpoint(search: Search) -> Search:
+    """Pins `start_from` to a checkpoint if it names a run, whose best checkpoint may change during the search."""
+    start = starting_policies(next(iter(grid_points(search.settings, search.axes))))
+    if "start_from" in search.axes or start is None:
+        return search
+    return search._replace(settings=search.settings.model_copy(update={"start_from": str(start)}))
+
+
 def create_search_folder(folder: Path, search: Search, origin: str) -> contextlib.ExitStack:
     """Creates a search's folder and writes `search.yaml`; returns the lock on the folder."""
     make_folder(folder)
@@ -99,6 +108,9 @@ def read_same_search(folder: Path, search: Search) -> Search:
     stored = Search.read(folder)
     old = {**stored.settings.model_dump(), **stored.axes, "--concurrent": stored.concurrent}
     changed = {*changed_settings(stored.settings, search.settings)}
+    start, pinned = search.settings.start_from, stored.settings.start_from
+    if start and pinned and Path(pinned).is_relative_to(Path(start).resolve()):  # by `pin_start_checkpoint`
+        changed.discard("start_from")
     changed |= {key for key in stored.axes | search.axes if stored.axes.get(key) != search.axes.get(key)}
     changed |= {"--concurrent"} if stored.concurrent != search.concurrent else set()
     if changed:

@@ -186,6 +186,10 @@ class TrainedChain:
         return GeneratedSample(query=episode.query.raw, responses=cast(list[GeneratedResponse], responses))
 
 
+class FeedbackRequiredError(CommandError):
+    """A chain cannot be used without feedback, because its prompts show feedback."""
+
+
 def make_env_chain(trained: PolicySet, policy_ids: Sequence[str], *, feedback: bool = False) -> Chain:
     """Creates the environment's chain for policies of a run, with their tokenizers.
 
@@ -206,7 +210,7 @@ def make_env_chain(trained: PolicySet, policy_ids: Sequence[str], *, feedback: b
     if not feedback:
         chain = settings.make_chain(task, tokenizers, tokenizer_ids)
         if any(map(chain.shows_feedback, range(len(chain.positions)))):
-            raise CommandError(
+            raise FeedbackRequiredError(
                 f"The prompts of this run's chain show the feedback {display_name(task.feedback or '')}, so the chain "
                 f"cannot answer without it. Use one policy alone (--roles {policy_ids[0]}), or allow feedback."
             )

@@ -68,7 +68,9 @@ def make_app(runner: BatchRunner, models: Mapping[str, TrainedChain], api_key: s
             raise RequestError(message, status=404, param="model", code="model_not_found")
         return models[name]
 
-    async def respond(request: ApiRequest, model: TrainedChain, episodes: Sequence[ChainEpisode]) -> Response:
+    async def respond(
+        http: fastapi.Request, request: ApiRequest, model: TrainedChain, episodes: Sequence[ChainEpisode]
+    ) -> Response:
         """Responds to a request with one choice per episode."""
         if not all(episode.prompt_ids() for episode in episodes):
             raise RequestError("The prompt is empty.")
@@ -79,8 +81,19 @@ def make_app(runner: BatchRunner, models: Mapping[str, TrainedChain], api_key: s
             model.request(episode, temperature=request.temperature, seed=seed, max_tokens=max_tokens)
             for episode in episodes
         ]
-        finished = await asyncio.gather(*(asyncio.wrap_future(runner.submit(chain)) for chain in chains))
-        result = format_response(request, finished, max_tokens)
+        futures = [asyncio.wrap_future(runner.submit(chain)) for chain in chains]
+        finished = asyncio.gather(*futures)
+        finished.add_done_callback(asyncio.Future.exception)  # nobody else asks for it if the client disconnects
+        disconnection = asyncio.create_task(_wait_for_disconnect(http))
+        try:
+            await asyncio.wait((finished, disconnection), return_when=asyncio.FIRST_COMPLETED)
+            if not finished.done():
+                return Response(status_code=499)  # the client has disconnected
+            result = format_response(request, finished.result(), max_tokens)
+        finally:
+            disconnection.cancel()
+            for future in futures:
+                future.cancel()
         if not request.stream:
             return JSONResponse(result)
         events = format_events(result, include_usage=request.stream_options.include_usage)
@@ -92,13 +105,17 @@ def make_app(runner: BatchRunner, models: Mapping[str, TrainedChain], api_key: s
     def health() -> Response:
         return Response(status_code=200 if runner.healthy else 503)
 
+    @router.get("/models/{name}")
+    def get_model(name: str) -> dict[str, Any]:
+        find_model(name)
+        return {"id": name, "object": "model", "created": created, "owned_by": "cory"}
+
     @router.get("/models")
     def list_models() -> dict[str, Any]:
-        data = [{"id": name, "object": "model", "created": created, "owned_by": "cory"} for name in models]
-        return {"object": "list", "data": data}
+        return {"object": "list", "data": [get_model(name) for name in models]}
 
     @router.post("/chat/completions")
-    async def chat(request: ChatRequest) -> Response:
+    async def chat(http: fastapi.Request, request: ChatRequest) -> Response:
         model = find_model(request.model)
         if request.chat_template_kwargs:  # they take precedence over the run's
             model = copy.copy(model)
@@ -106,10 +123,10 @@ def make_app(runner: BatchRunner, models: Mapping[str, TrainedChain], api_key: s
         text, history = parse_conversation(request)
         queries = [Query(index, text, request.columns, history) for index in range(request.n)]
         model.check(queries[:1])
-        return await respond(request, model, [ChainEpisode(model.chain, query) for query in queries])
+        return await respond(http, request, model, [ChainEpisode(model.chain, query) for query in queries])
 
     @router.post("/completions")
-    async def complete(request: CompletionRequest) -> Response:
+    async def complete(http: fastapi.Request, request: CompletionRequest) -> Response:
         model = find_model(request.model)
         texts = [text for text in request.prompt for _ in range(request.n)]
         if len(texts) > MAX_CHOICES:
@@ -118,12 +135,17 @@ def make_app(runner: BatchRunner, models: Mapping[str, TrainedChain], api_key: s
             raise RequestError("`columns` belong to one query. Send one prompt per request.", param="columns")
         queries = [Query(index, text, request.columns) for index, text in enumerate(texts)]
         if len(model.policy_ids) == 1:
-            return await respond(request, model, [Continuation(model.chain, query) for query in queries])
+            return await respond(http, request, model, [Continuation(model.chain, query) for query in queries])
         model.check(queries[:: request.n])  # a chain needs the query to build its prompts
-        return await respond(request, model, [ChainEpisode(model.chain, query) for query in queries])
+        return await respond(http, request, model, [ChainEpisode(model.chain, query) for query in queries])
 
     app.include_router(router)
     return app
+
+
+async def _wait_for_disconnect(http: fastapi.Request) -> None:
+    while (await http.receive())["type"] != "http.disconnect":
+        pass
 
 
 def _error_response(_: fastapi.Request, error: Exception) -> JSONResponse:

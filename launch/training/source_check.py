@@ -52,18 +52,21 @@ def check_all_sources(
     prepare: PrepareTask,
     warn: Callable[[str], None],
     allow: bool,
+    skip: Callable[[str, str], None] | None = None,
 ) -> dict[str, Sources]:
     """Rejects trainings that are not comparable with earlier ones, unless the user allows it.
 
     Args:
         folder: The folder of the search or study; None: it does not exist yet.
+        skip: Called with the `training_kind` and the error of trainings that cannot be prepared; None: they are
+            rejected.
 
     Returns:
         The sources by kind of training, for `write_all_sources`.
     """
     before = {} if folder is None else read_all_sources(folder)
     all_sources: dict[str, Sources] = dict(before)
-    kinds = {_kind(settings): (name, settings) for name, settings in trainings}
+    kinds = {training_kind(settings): (name, settings) for name, settings in trainings}
     for kind, (name, settings) in kinds.items():
         recorded = before.get(kind)
         located_settings = settings if recorded is None else locate_files(settings, recorded.paths)
@@ -72,6 +75,9 @@ def check_all_sources(
         except Exception as error:
             if is_bug(error):
                 raise
+            if skip is not None:
+                skip(kind, describe_error(error))
+                continue
             raise CommandError(f"{name}: {describe_error(error)}") from error
         sources = all_sources[kind] = collect_sources(located_settings, task, tokenizers)
         if recorded is None:
@@ -83,7 +89,7 @@ def check_all_sources(
     return all_sources
 
 
-def _kind(settings: Settings) -> str:
+def training_kind(settings: Settings) -> str:
     """Returns a key for trainings with the same sources."""
     return json.dumps([getattr(settings, key) for key in SOURCE_SETTINGS])
 

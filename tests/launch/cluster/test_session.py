@@ -1,6 +1,7 @@
 """Starting or joining Ray: slow starts, network access and tokens."""
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -104,6 +105,25 @@ def test_joining_a_cluster_is_retried_only_within_the_given_time(monkeypatch: py
     assert len(attempts) == 1
     with session.ray_session((), debug=False, retry_seconds=60.0):
         assert len(attempts) == 4
+
+
+@pytest.mark.parametrize("parent", ["/tmp/" + "x" * 20, "/tmp/missing"])
+def test_a_long_or_missing_folder_of_ray_is_replaced_and_its_logs_are_kept_after_a_bug(
+    monkeypatch: pytest.MonkeyPatch, parent: str
+) -> None:
+    folders: list[Path] = []
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", parent)
+    monkeypatch.setenv(session.UNCHECKED, "1")
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr(session, "init_ray", lambda **options: folders.append(Path(options["_temp_dir"])))
+    with session.ray_session((), debug=False):
+        assert folders[0].parent == Path("/tmp") and folders[0].is_dir()
+    assert not folders[0].exists()
+    with pytest.raises(KeyError) as raised, session.ray_session((), debug=False):
+        raise KeyError("a bug")
+    assert raised.value.__notes__ == [f"Ray's logs are in {folders[1]}."] and folders[1].is_dir()
+    shutil.rmtree(folders[1])
 
 
 @pytest.mark.slow

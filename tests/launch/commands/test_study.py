@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from launch.experiments.results import read_results
+from launch.experiments.study_runs import StudyJob
 from launch.main import main
 from launch.run_folder.locks import try_lock
 from launch.run_folder.run import Run
@@ -83,6 +84,25 @@ def test_a_study_trains_missing_runs_and_stores_their_results(
     assert renamed.returncode == 0 and "Both" in renamed.stdout
     changed = cory_in_process("study", "mine.yaml", "lr=1e-3", "--out", "study")
     assert changed.returncode == 2 and "was created with other settings: lr" in changed.stderr
+
+
+def test_arms_whose_model_cannot_be_loaded_are_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[str] = []
+
+    def record_jobs(todo: list[StudyJob], *_: object) -> int:
+        started.extend(job.arm.name for job in todo)
+        return 0
+
+    monkeypatch.setattr("launch.commands.study._run_jobs", record_jobs)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_rewards.py").write_text(BREVITY)
+    (tmp_path / "mine.yaml").write_text(STUDY + "  cory: {}\n  absent: {model: ./nowhere}\n")
+    assert main(["study", "mine.yaml", "--out", "study"]) == 1
+    assert started == ["cory"] and "Skipped: Arm absent: " in capsys.readouterr().out
+    assert main(["study", "mine.yaml", "absent", "--out", "study"]) == 2
+    assert "Error: Arm absent: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Batches of `cory serve`, its shutdown and engine failures: no request waits forever."""
+"""Batches of `cory serve`, its shutdown, disconnecting clients and engine failures: no request waits forever."""
 
 import os
 import signal
@@ -21,6 +21,7 @@ from launch.serving import server
 from launch.serving.batches import BatchRunner, Finished
 from policies.generation.generator import OnFinished, Request, Response
 from policies.generation.transformers_generator import TransformersGenerator
+from policies.rollout.chain_generation import ChainRequest
 from tests.launch.serving.test_server import make_client, make_model, running_server
 
 openai = pytest.importorskip("openai")
@@ -44,6 +45,18 @@ class FakeEngine(TransformersGenerator):
 
     def close(self) -> None:
         pass
+
+
+class RecordingRunner(BatchRunner):
+    """Keeps the futures of all requests."""
+
+    def __init__(self, *args: Any) -> None:
+        self.futures: list[Future[Finished]] = []
+        super().__init__(*args)
+
+    def submit(self, chain: ChainRequest) -> Future[Finished]:
+        self.futures.append(super().submit(chain))
+        return self.futures[-1]
 
 
 @pytest.fixture
@@ -140,6 +153,20 @@ def test_an_error_of_one_chain_ends_neither_the_others_of_its_batch_nor_the_serv
             chain, responses = future.result(20)
             assert chain.episode.responses == [responses[0].tokens] == [[40]]
     assert engine.batch_sizes == [1, 3, 1, 1, 1] and runner.healthy and runner.close(timeout=20)
+
+
+def test_the_waiting_requests_of_a_disconnected_client_are_cancelled(policies_run: Run, engine: FakeEngine) -> None:
+    runner = RecordingRunner(engine, None, 1)
+    with running_server(runner, {"llm_1": make_model(open_trained(policies_run.path), "llm_1")}) as client:
+        for _ in range(2):
+            with pytest.raises(openai.APITimeoutError):
+                client.with_options(timeout=2).completions.create(model="llm_1", prompt="This", n=2)
+        deadline = time.monotonic() + 60
+        while sum(future.cancelled() for future in runner.futures) < 3 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        engine.released.set()
+        assert len(client.completions.create(model="llm_1", prompt="This", n=2).choices) == 2
+    assert engine.batch_sizes == [1, 1, 1]  # 1 of the 4 had begun
 
 
 def test_every_request_to_a_dead_engine_fails_until_it_is_restarted(policies_run: Run, engine: FakeEngine) -> None:

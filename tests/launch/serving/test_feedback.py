@@ -182,6 +182,13 @@ def test_serve_checks_the_function_at_the_start(policies_run: Run, tmp_path: Pat
     assert result.returncode == 2 and "has no function 'nothing'" in result.stderr
 
 
-def test_a_chain_whose_prompts_show_feedback_is_served_with_feedback_only(run: Run, cory_in_process: Cory) -> None:
+def test_a_chain_whose_prompts_show_feedback_is_served_with_feedback_only(
+    run: Run, cory_in_process: Cory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def record_names(_: object, names: tuple[str, ...], *__: object) -> None:
+        raise CommandError(f"loads {names}")
+
+    monkeypatch.setattr("launch.models.generators.load_generator", record_names)
     result = cory_in_process("serve", str(run.path), "--port", "0", "--backend", "transformers")
-    assert result.returncode == 2 and "cannot answer without it. Use one policy alone (--roles llm_1)" in result.stderr
+    assert "`chain` is not served: its prompts show feedback, which requires --feedback." in result.stderr
+    assert "loads ('llm_1', 'llm_2')" in result.stderr

@@ -91,6 +91,7 @@ def user(text: str = QUERY) -> list[Any]:
 
 def test_the_models_are_the_policies_and_their_chain(client: Any) -> None:
     assert [model.id for model in client.models.list()] == ["llm_2", "llm_1", "chain", "stopping"]
+    assert client.models.retrieve("chain").id == "chain"
 
 
 def test_with_a_seed_responses_equal_those_of_generate_and_a_chain_includes_drafts(

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from launch.console.errors import CommandError
+from launch.experiments.search import Search, pin_start_checkpoint, read_same_search
+from launch.experiments.space import pin_objective, read_axes
 from launch.main import main
 from launch.models.trained import POLICIES, open_trained
 from launch.run_folder.checkpoints import BEST
@@ -68,6 +70,18 @@ def test_start_from_accepts_a_checkpoint_unless_it_is_damaged(settings: Settings
     (checkpoint / POLICIES / "llm_1" / "weights").write_text("damaged")
     with pytest.raises(CommandError, match=r"update_000001 has a damaged file .*weights\. Choose another checkpoint\."):
         starting_policies(from_checkpoint)
+
+
+def test_a_search_pins_start_from_to_a_checkpoint_and_continues_with_it(settings: Settings, tmp_path: Path) -> None:
+    requested = Search(pin_objective(settings), read_axes(["lr=1e-4,1e-3"]))
+    search = pin_start_checkpoint(requested)
+    assert search.settings.start_from == str(tmp_path / "run" / "checkpoints" / "update_000001")
+    (tmp_path / "search").mkdir()
+    search.write(tmp_path / "search", "cory tune")
+    assert read_same_search(tmp_path / "search", requested) == search
+    other = requested._replace(settings=requested.settings.model_copy(update={"start_from": str(tmp_path / "other")}))
+    with pytest.raises(CommandError, match="contains a search with start_from="):
+        read_same_search(tmp_path / "search", other)
 
 
 @pytest.mark.slow
