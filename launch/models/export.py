@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import cast
 
 import torch
+import yaml
 from huggingface_hub import ModelCard, ModelCardData
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from transformers import GenerationConfig, PreTrainedModel
+from transformers.utils import cached_file
 
 from cory_env.pickled import display_name
 from cory_env.tokenizer import load_tokenizer
@@ -171,10 +173,13 @@ def model_card(
     base, _ = split_revision(trained.base(policy_id))
     base_path, revision = base_model(trained, policy_id)
     is_hub_id = not is_bundled(base) and not Path(base).is_dir()
+    base_card = _base_card(trained.base_path(policy_id))
     header = ModelCardData(
         library_name="peft" if adapter else "transformers",
         pipeline_tag="text-generation",
         base_model=base if is_hub_id else None,
+        license=base_card.license,
+        language=base_card.language,
         tags=["cory", "multi-agent", "ppo" if settings.critic else settings.advantage, "reinforcement-learning"],
     )
     names = settings_in_categories("task", "policy", "sampling", "learning")
@@ -208,6 +213,22 @@ def base_model(trained: PolicySet, policy_id: str) -> tuple[str, str | None]:
     """Returns the base model of a policy: a hub id, or an absolute path; and its revision, if the run set one."""
     path, revision = split_revision(trained.base_path(policy_id))
     return str(Path(path).resolve()) if Path(path).is_dir() else path, revision.get("revision")
+
+
+def _base_card(path: str) -> ModelCardData:
+    """Returns the metadata of the base model's card; empty if there is none or it cannot be parsed."""
+    hub_id, revision = split_revision(path)
+    file = cached_file(
+        hub_id,
+        "README.md",
+        **revision,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    try:
+        return ModelCardData() if file is None else ModelCard.load(file).data
+    except (ValueError, TypeError, yaml.YAMLError):
+        return ModelCardData()
 
 
 def _prompts(trained: PolicySet) -> str:

@@ -99,6 +99,7 @@ class Storage:
             raise CommandError(f"Invalid run URI {uri}: {_reason(error)}. Use s3://, gs:// or file:///.") from error
         self._base = base.rstrip("/")
         self._writer: str | None = None  # this process's id, once it has taken the run over
+        self._uploaded: dict[str, tuple[int, int]] = {}  # (size, mtime) of uploaded files, by name
         self.resumed_after: int | None = None
         """The update from which training resumed. The next upload removes later checkpoints from storage."""
 
@@ -133,6 +134,7 @@ class Storage:
         writer = f"{secrets.token_hex(8)} {os.getpid()} on {platform.node()}"
         self._write(WRITER, writer)
         self._writer = writer
+        self._uploaded.clear()  # another process may have written since
         return writer
 
     def clear(self) -> None:
@@ -152,7 +154,7 @@ class Storage:
                 self._filesystem.delete_dir(path)
 
     def upload(self, folder: Path, keep: int, best: int | None, cancelled: Callable[[], bool] = lambda: False) -> None:
-        """Uploads a run's folder except checkpoints that storage has, and removes old checkpoints.
+        """Uploads new and changed files of a run's folder, and removes old checkpoints.
 
         Meanwhile, training may append to files and add checkpoints, but not remove any. If the upload fails or is
         cancelled, storage has a valid, older state of the run.
@@ -180,8 +182,8 @@ class Storage:
             parts = PurePosixPath(name).parts
             is_hidden = any(part.startswith(".") for part in parts)
             is_wanted = parts[1] in missing if parts[0] == CHECKPOINTS else not is_hidden
-            if is_wanted and local[name].exists():  # libraries remove some of their files
-                self._upload(local[name], name)
+            if is_wanted:
+                self._upload(local[name], name, is_present=name in remote)
         if best in retained:
             self._write(f"{CHECKPOINTS}/{BEST}", f"{checkpoint_name(best)}\n")
         for checkpoint in {PurePosixPath(name).parts[1] for name in remote if name.startswith(f"{CHECKPOINTS}/")}:
@@ -237,12 +239,23 @@ class Storage:
         names = [entry.path.removeprefix(self._base).lstrip("/") for entry in entries if entry.is_file]
         return [name for name in names if not {"", ".", ".."}.intersection(name.split("/"))]
 
-    def _upload(self, file: Path, name: str) -> None:
-        """Uploads a file atomically. Signals do not interrupt Arrow, so objects are never cut off."""
+    def _upload(self, file: Path, name: str, is_present: bool) -> None:
+        """Uploads a file atomically if it has changed, or is not `is_present` in storage.
+
+        Signals do not interrupt Arrow, so objects are never cut off.
+        """
         from pyarrow.fs import LocalFileSystem, copy_files
 
-        with self._atomic_target(name) as path:
-            copy_files(str(file), path, LocalFileSystem(), self._filesystem, chunk_size=COPY_CHUNK_BYTES)
+        try:
+            status = file.stat()
+            state = status.st_size, status.st_mtime_ns
+            if not is_present or self._uploaded.get(name) != state:
+                with self._atomic_target(name) as path:
+                    copy_files(str(file), path, LocalFileSystem(), self._filesystem, chunk_size=COPY_CHUNK_BYTES)
+                self._uploaded[name] = state
+        except (FileNotFoundError, StorageError):
+            if file.exists():  # otherwise its library removed it during the upload
+                raise
 
     def _write(self, name: str, content: str) -> None:
         """Writes a small file atomically: readers see either the old or the new content, even after a kill."""

@@ -64,6 +64,7 @@ def test_an_export_has_the_dropout_and_chat_template_of_its_base_and_samples_as_
     model = GPT2LMHeadModel(config)
     model.generation_config = GenerationConfig(eos_token_id=[5, 7], do_sample=True, top_p=0.5, repetition_penalty=1.2)
     model.save_pretrained(base)
+    (base / "README.md").write_text("---\nlicense: mit\nlanguage: fr\n---\n# Base\n")
     settings = paper_settings(
         model=str(base), num_agents=1, temperature=1.5, chat=True, system_prompt="Be kind.", num_runners=1
     )
@@ -87,6 +88,8 @@ def test_an_export_has_the_dropout_and_chat_template_of_its_base_and_samples_as_
     messages = [{"role": "user", "content": "Hello"}]
     assert chat.apply_chat_template(messages, tokenize=False).endswith("<Hello<|end|>")
     card = (out / "README.md").read_text()
+    header = yaml.safe_load(card.split("---")[1])
+    assert header["license"] == "mit" and header["language"] == "fr"
     assert "{'role': 'system', 'content': 'Be kind.'}" in card
     code = re.search(r"```python\n(.*?)```", card, re.DOTALL)
     assert code

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from cory_env.chain_settings import Thinking
 from cory_env.tokenizer import token_ids_containing
 from launch.models.export import generation_config, model_card
@@ -9,7 +11,10 @@ from launch.models.trained import open_trained
 from launch.run_folder.run import Run
 
 
-def test_the_card_names_the_tags_of_thoughts_and_the_revision_of_the_base(policies_run: Run) -> None:
+def test_the_card_names_the_tags_of_thoughts_and_the_revision_of_the_base(
+    policies_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # the base has no card
     plain = open_trained(policies_run.path)
     changes = {"thinking": Thinking("<think>", "</think>"), "model": "owner/absent@v2"}
     card = model_card(replace(plain, settings=plain.settings.model_copy(update=changes)), "llm_1", [], adapter=False)
