@@ -241,8 +241,12 @@ class Storage:
         """Uploads a file atomically. Signals do not interrupt Arrow, so objects are never cut off."""
         from pyarrow.fs import LocalFileSystem, copy_files
 
-        with self._atomic_target(name) as path:
-            copy_files(str(file), path, LocalFileSystem(), self._filesystem, chunk_size=COPY_CHUNK_BYTES)
+        try:
+            with self._atomic_target(name) as path:
+                copy_files(str(file), path, LocalFileSystem(), self._filesystem, chunk_size=COPY_CHUNK_BYTES)
+        except StorageError:
+            if file.exists():  # otherwise its library removed it during the upload
+                raise
 
     def _write(self, name: str, content: str) -> None:
         """Writes a small file atomically: readers see either the old or the new content, even after a kill."""

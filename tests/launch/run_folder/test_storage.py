@@ -185,6 +185,29 @@ def test_a_file_that_its_library_removes_during_an_upload_is_skipped(run: Run, s
     assert not removed.exists() and storage.read("zip") is None and storage.updates() == [9, 12]
 
 
+class CleanedFileSystem(fsspec.implementations.local.LocalFileSystem):
+    """A file system during whose uploads another program removes a local file."""
+
+    cachable, protocol = False, "cleaned"
+
+    def __init__(self, removed: Path) -> None:
+        super().__init__()
+        self.victim = removed
+
+    def mkdir(self, *paths: str, **options: Any) -> None:
+        self.victim.unlink(missing_ok=True)
+        super().mkdir(*paths, **options)
+
+
+def test_a_file_removed_during_its_upload_is_skipped(run: Run, tmp_path: Path) -> None:
+    removed = run.path / "a"  # the first file to be uploaded
+    removed.write_text("another library's")
+    files = PyFileSystem(FSSpecHandler(CleanedFileSystem(removed)))
+    storage = Storage("test://run", (files, str(tmp_path / "storage")))
+    storage.upload(run.path, keep=2, best=None)
+    assert not removed.exists() and storage.read("a") is None and storage.updates() == [9, 12]
+
+
 def test_several_processes_may_take_a_run_over_at_once(tmp_path: Path) -> None:
     storages = [Storage(f"file://{tmp_path}/run") for _ in range(4)]
     with ThreadPoolExecutor(4) as threads:
