@@ -18,7 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from cory_env.home import HomeError, expand_home
 from cory_env.message import has_surrogate
-from launch.console.errors import root_cause, user_message
+from launch.console.errors import check_working_folder, root_cause, user_message
 
 COMMANDS = {
     "train": "Train a chain of language models; resume a run.",
@@ -41,12 +41,18 @@ class Command(TyperCommand):
     """A command with one-sentence errors, whose exit code is its function's return value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Rejects arguments that are empty or not text, and stores the arguments in `ctx.meta["words"]`."""
+        """Rejects empty words and settings spelled as options; stores the arguments in `ctx.meta["words"]`."""
         ctx.meta["words"] = [*args]
         if any(not word or (word.startswith("--") and word.endswith("=")) for word in args):
             ctx.fail("An argument is empty. Is a shell variable unset?")
         if invalid := next(filter(has_surrogate, args), None):
             ctx.fail(f"The argument {invalid!r} is not text in UTF-8. Correct it, or rename the file that it names.")
+        if any(parameter.name == "words" for parameter in self.params):
+            options = {option for parameter in self.params for option in parameter.opts}
+            for word, next_word in zip(args, [*args[1:], "VALUE"], strict=False):
+                name, _, value = word.removeprefix("--").partition("=")
+                if word.startswith("--") and word.partition("=")[0] not in options and _is_setting(name):
+                    ctx.fail(f"Unknown option {word}. Write settings as {_setting(name)}={value or next_word}.")
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
@@ -93,6 +99,16 @@ def parse_command(name: str, words: Sequence[str]) -> SimpleNamespace:
     """Parses a command's arguments to attributes, without running it. Invalid ones end the process as usual."""
     with command(name).make_context(f"cory {name}", [*words]) as context:
         return SimpleNamespace(**context.params)
+
+
+def _is_setting(name: str) -> bool:
+    from policies.settings.settings import Settings  # a slow import that is rarely needed
+
+    return _setting(name) in Settings.model_fields
+
+
+def _setting(name: str) -> str:
+    return name.replace("-", "_")
 
 
 def path_or_uri(word: str) -> str:
@@ -149,6 +165,7 @@ def run(command: Callable[[], int], *, debug: bool) -> int:
         `Interrupts`), or 130. Other exceptions are bugs and are not caught.
     """
     try:
+        check_working_folder()
         return command()
     except KeyboardInterrupt as interrupt:
         print("Aborted.", file=sys.stderr)

@@ -82,6 +82,17 @@ def root_cause(error: Exception) -> BaseException:
         outer = inner
 
 
+def check_working_folder() -> None:
+    """Checks that the working directory exists, which libraries and relative paths need."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise CommandError(
+            f"The working directory {os.environ.get('PWD', '')} no longer exists: it was removed or renamed. Change to "
+            "another one with cd."
+        ) from error
+
+
 def make_folder(path: Path) -> None:
     """Creates a folder and its parents, unless it exists."""
     try:

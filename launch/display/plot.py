@@ -125,7 +125,8 @@ def draw_curves(
                     axes.axvline(update + 0.5, zorder=0, **STYLES[event])
             for label, frames in metric_lines[metric].items():
                 for kind, frame in frames.items():
-                    axes.plot(frame.index, frame["mean"], color=colours[label], **STYLES[kind])
+                    marker = {"marker": "."} if len(frame) < 3 else {}  # a line of one point would be invisible
+                    axes.plot(frame.index, frame["mean"], color=colours[label], **{**marker, **STYLES[kind]})
                     axes.fill_between(
                         frame.index, frame["low"], frame["high"], color=colours[label], alpha=0.15, linewidth=0
                     )

@@ -37,11 +37,12 @@ def open_results(
 ) -> Iterator[tuple[ProgressPrinter, Interrupts]]:
     """Locks an empty folder for results, shows the progress of the work, and lets signals interrupt it.
 
-    Libraries print to `log.txt` in the folder, or with `debug` to the terminal. A killed process leaves only this log.
+    Libraries print to `log.txt` in the folder, or with `debug` to the terminal. A killed process leaves only this log,
+    and perhaps `responses.jsonl`, which is written before the result.
     """
     check_location(str(path), kind)
     make_folder(path)
-    if any(not entry.name.startswith(".") and entry.name != LOG for entry in path.iterdir()):
+    if {entry.name for entry in path.iterdir() if not entry.name.startswith(".")} - {LOG, RESPONSES}:
         raise CommandError(f"{path} is not empty. Empty it, or choose another folder with --out.")
     with lock_folder(path) as stack:
         progress = ProgressPrinter(output.dup_stdout(), batches, quiet=quiet, bar=not debug)

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -52,8 +53,13 @@ def train_locked_run(
         0; 128 + signal number if a signal stopped it.
     """
     terminal = Terminal(settings, output.dup_stdout(), done=done or 0, quiet=quiet, bar=not debug)
-    stopping = "Finishing this update, then saving. Press Ctrl-C again to abort immediately."
-    interrupts = Interrupts(lambda: terminal.print(stopping, True))
+
+    def confirm() -> None:
+        terminal.print("Finishing this update, then saving. Press Ctrl-C again to abort immediately.", True)
+        if interrupts.requested is not None and not debug:
+            print(f"{interrupts.requested.name}: the run stops after this update.", file=sys.stderr)  # in its log
+
+    interrupts = Interrupts(confirm)
     terminal.print(describe_run(settings, terminal.arrow))
     terminal.print(f"Run folder: {run.location}" + (f" (resuming after update {done})" if done is not None else ""))
     terminal.print()

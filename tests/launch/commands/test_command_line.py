@@ -1,5 +1,6 @@
 """The `cory` command in an empty folder: output, errors and exit codes."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -63,7 +64,14 @@ def test_a_closed_output_pipe_ends_a_command_silently(words: list[str], bufferin
     assert process.stdout is not None
     process.stdout.close()
     assert process.communicate()[1] == ""
-    assert process.returncode == 1
+    assert process.returncode == 141
+
+
+def test_output_that_is_not_open_for_writing_is_an_error() -> None:
+    command = [sys.executable, "-m", "cory_rllib", "--help"]
+    with open(os.devnull) as stdout:
+        result = subprocess.run(command, env=ENVIRONMENT, stdout=stdout, stderr=subprocess.PIPE, text=True)
+    assert (result.returncode, result.stderr) == (2, "Error: The output cannot be written: Bad file descriptor.\n")
 
 
 def test_an_unknown_command_is_rejected_with_a_suggestion(refusal: Refusal) -> None:

@@ -2,6 +2,8 @@
 
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from launch.console.cli import COMMANDS, parse_command, run
 from launch.console.errors import CommandError
 from launch.main import main
+from tests.launch.conftest import ENVIRONMENT
 
 
 def run_failing(error: Exception) -> int:
@@ -48,8 +51,9 @@ def test_out_of_memory_is_one_sentence_with_the_settings_to_lower(capsys: pytest
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--lr", "1e-5"], "[PRESET|FILE|KEY=VALUE]"),
-        (["--lr=1e-5"], "No such option: --lr"),
+        (["--lr", "1e-5"], "Unknown option --lr. Write settings as lr=1e-5."),
+        (["--lr=1e-5"], "Unknown option --lr=1e-5. Write settings as lr=1e-5."),
+        (["imdb-tiny", "--max-response-tokens", "5"], "Write settings as max_response_tokens=5."),
         (["lr", "=", "1e-5"], "One preset or file"),
         (["--out="], "An argument is empty. Is a shell variable unset?"),
         (["--out", ""], "An argument is empty. Is a shell variable unset?"),
@@ -67,6 +71,15 @@ def test_arguments_are_parsed_without_running_the_command() -> None:
     options = parse_command("train", ["imdb-tiny", "--out", "runs/a", "lr=1e-5", "-c", "a.yaml", "-c", "b.yaml"])
     assert (options.words, options.out, options.continue_) == (["imdb-tiny", "lr=1e-5"], "runs/a", False)
     assert options.config == [Path("a.yaml"), Path("b.yaml")]
+
+
+def test_a_removed_working_directory_is_reported_at_the_start_of_the_process(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    script = 'cd "$0" && rmdir "$0" && exec "$@"'
+    command = ["sh", "-c", script, str(tmp_path / "gone"), sys.executable, "-m", "cory_rllib", "train", "imdb-tiny"]
+    result = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
+    assert result.returncode == 2 and len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith(f"Error: The working directory {tmp_path / 'gone'} no longer exists")
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -76,7 +76,7 @@ def test_a_run_continues_if_its_output_cannot_be_written_and_warns_once(
     [
         ("plan --help >&-", 0, ""),
         ("plan --help > /dev/full", 2, f"Error: The output: No space left on device. {ADVICE}\n"),
-        ("plan --help | true; exit ${PIPESTATUS[0]}", 1, ""),
+        ("plan --help | true; exit ${PIPESTATUS[0]}", 141, ""),
     ],
 )
 def test_unwritable_output_ends_a_command_with_one_sentence(words: str, code: int, message: str) -> None:

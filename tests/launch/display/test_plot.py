@@ -52,6 +52,13 @@ def drawn(figure: Figure, panel: int = 0) -> dict[tuple[str, str], list[float]]:
     }
 
 
+def test_a_single_update_is_visible(tmp_path: Path) -> None:
+    settings = paper_settings()
+    (line,) = record_test_run(tmp_path / "run", settings).metrics[1:2]
+    line.pop("evaluation", None)
+    assert {marker for _, marker in drawn(plot([line], settings))} == {"."}
+
+
 @pytest.mark.parametrize("kl", ["bare_kl", "kl"])  # the latter in files of an earlier version
 def test_the_last_answer_is_drawn_beside_the_policies_with_its_kl_on_the_bare_query(tmp_path: Path, kl: str) -> None:
     settings = paper_settings(num_updates=12)

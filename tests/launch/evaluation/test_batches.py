@@ -27,6 +27,8 @@ def test_work_that_failed_may_be_repeated_in_its_folder_but_results_are_not_over
     with open_results(folder, "evaluation", 1, quiet=True, debug=False):
         print("repeated")
         write_lines(folder / "responses.jsonl", [{"reward": float("nan")}])
+    with open_results(folder, "evaluation", 1, quiet=True, debug=False):  # killed before it wrote its result
+        (folder / "evaluation.json").touch()
     assert (folder / "log.txt").read_text() == "before the signal\nrepeated\n"
     assert (folder / "responses.jsonl").read_text() == '{"reward": null}\n'
     with (
