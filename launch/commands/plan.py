@@ -86,7 +86,9 @@ def plan(
     ):
         print(line)
     if hypothetical:
-        print(f"Each machine: {machines.describe_machine(available[0])}.")
+        assumed = ", ".join(f"--{name.replace('_', '-')}" for name in options if name not in machine)
+        note = f" (assumed: {assumed})" if assumed else ""
+        print(f"Each machine: {machines.describe_machine(available[0])}{note}.")
     filled, shortfalls = pack(kinds, available, needs)
     print()
     for node in filled:

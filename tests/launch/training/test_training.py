@@ -54,13 +54,15 @@ def test_a_run_stopped_by_ctrl_c_resumes_and_completes(
     assert "cory train --resume run" in output
     assert "\x1b" not in output and "\r" not in output
     assert errors == ""
+    assert "SIGINT: the run stops after this update." in (run / "log.txt").read_text()
     stopped = updates_in(run / "metrics.jsonl")
     assert stopped == list(range(len(stopped))) and 1 <= stopped[-1] < 3
 
     # As if killed between the metrics and the checkpoint of the next update.
     with (run / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"update": stopped[-1] + 1}) + "\n" + '{"torn": ')
-    resumed = cory_forked("train", "--resume", "run", "micro_batch_size=2", **cluster)  # as on another machine
+    changes = ("num_runners=1", "micro_batch_size=2")  # as on another machine
+    resumed = cory_forked("train", "--resume", "run", *changes, **cluster)
     assert resumed.returncode == 0, resumed.stderr
     assert f"resuming after update {stopped[-1]}" in resumed.stdout
     assert updates_in(run / "metrics.jsonl") == [0, 1, 2, 3]
