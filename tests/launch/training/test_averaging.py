@@ -26,7 +26,7 @@ def scenario() -> None:
 @pytest.mark.slow
 def test_the_average_is_printed_and_evaluated_like_a_policy(tmp_path: Path) -> None:
     output = run_scenario("scenario", tmp_path, module="tests.launch.training.test_averaging").stdout
-    assert output.count("LLMs averaged") == 1
+    assert "LLMs are averaged by 0.5 of the way every 3" in output and output.count("LLMs averaged") == 1
     assert len(re.findall(r"/\d+ +llm_mean +-\d+\.\d+ +\d+\.\d+ +-\d+\.\d+", output)) == 3  # updates 0, 2 and 3
     run = Run(tmp_path / "run")
     lines: list[Any] = run.metrics
