@@ -105,8 +105,8 @@ def bare_turn(
             SamplingParams(
                 temperature=s.temperature,
                 max_tokens=s.max_response_tokens,
-                seed=sampling_seed(s.seed, 0, prompt_ref.query, chain.roles.index(role)),
-                stop_token_ids=list(chain.encoders[chain.roles.index(role)].stop_token_ids),
+                seed=sampling_seed(s.seed, 0, prompt_ref.query, chain.agents.index(role)),
+                stop_token_ids=list(chain.encoders[chain.agents.index(role)].stop_token_ids),
                 detokenize=False,
             )
             for prompt_ref in prompt_refs

@@ -148,12 +148,12 @@ def play(s: Settings) -> tuple[dict[str, Rows], dict[str, list[Sample]]]:
     early, at a random length.
     """
     chain = s.make_chain(s.make_task(), s.make_tokenizers())
-    mapping = RoleMapping(chain.roles, s.policy_ids)
+    mapping = RoleMapping(chain.agents, s.policy_ids)
     random = np.random.default_rng(0)
     episodes = []
     for query in range(s.queries_per_update):
         episode, responses = ChainEpisode(chain, chain.task.train[query % len(chain.task.train)]), []
-        for _ in chain.roles:
+        for _ in chain.agents:
             length = (
                 int(random.integers(1, s.max_response_tokens + 1)) if random.random() < 0.25 else s.max_response_tokens
             )
@@ -165,7 +165,7 @@ def play(s: Settings) -> tuple[dict[str, Rows], dict[str, list[Sample]]]:
                 PromptRef(episode.query.id, query),
                 episode,
                 responses,
-                random.normal(size=len(chain.roles)).tolist(),
+                random.normal(size=len(chain.agents)).tolist(),
                 mapping,
             )
         )

@@ -51,7 +51,7 @@ class TwoTrainers:
                 AutoModelForCausalLMWithValueHead.from_pretrained(s.model_paths["llm_1"]),
                 tokenizer=tokenizer,
             )
-            for _ in self.chain.roles
+            for _ in self.chain.agents
         ]
         self.updates = 0
 

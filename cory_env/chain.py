@@ -2,7 +2,7 @@
 
     chain = Chain(task, tokenizer, num_agents=2)
     episode = ChainEpisode(chain, task.train[0])
-    while episode.role is not None:                     # "pioneer", then "observer"
+    while episode.agent is not None:                    # "pioneer", then "observer"
         tokens = generate(episode.prompt_ids())
         episode.respond({"tokens": tokens, "length": len(tokens)})
     rewards = episode.collective_rewards(task_rewards)  # {"pioneer": ..., "observer": ...}
@@ -31,7 +31,7 @@ class Chain:
 
     Attributes:
         positions: The positions, with the roles that the agents have there.
-        roles: The names of the agents, by position.
+        agents: The names of the agents, by position.
         encoders: By position, the encoder of the agent's prompts. Agents with different tokenizers exchange text.
         response_limits: By position, the maximum length of the response in tokens.
     """
@@ -54,7 +54,7 @@ class Chain:
             raise ValueError(f"stop_when={s.stop_when} requires feedback, but task {task.name} has none.")
         self.task = task
         self.positions = s.make_positions()
-        self.roles = tuple(position.agent for position in self.positions)
+        self.agents = tuple(position.agent for position in self.positions)
         self.encoders = (PromptEncoder(task, tokenizer, s),) * len(self.positions)
         self.knowledge_transfer = s.knowledge_transfer
         self.partner_reward = s.partner_reward

@@ -95,10 +95,10 @@ class raw_env(AECEnv[str, Observation, Action | None]):
         self.render_mode = render_mode
         self.queries = task.queries(split)
         self.chain = Chain(task, tokenizer, num_agents=num_agents, **chain_settings)
-        self.possible_agents = list(self.chain.roles)
+        self.possible_agents = list(self.chain.agents)
         self.agents: list[str] = []
-        self.observation_spaces = {role: self.chain.observation_space() for role in self.chain.roles}
-        self.action_spaces = {role: self.chain.action_space() for role in self.chain.roles}
+        self.observation_spaces = {agent: self.chain.observation_space() for agent in self.chain.agents}
+        self.action_spaces = {agent: self.chain.action_space() for agent in self.chain.agents}
         self._worker = RewardWorker(
             task.reward, feedback=task.feedback, role_rewards=self.chain.role_rewards, timeout=reward_timeout
         )
@@ -129,7 +129,7 @@ class raw_env(AECEnv[str, Observation, Action | None]):
             self._random = np.random.default_rng(seed)
         self._episode = ChainEpisode(self.chain, self._select_query(options or {}))
         self._task_rewards = []
-        self.agents = list(self.chain.roles)
+        self.agents = list(self.chain.agents)
         self.rewards = dict.fromkeys(self.agents, 0.0)
         self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
         self.terminations = dict.fromkeys(self.agents, False)
@@ -203,8 +203,8 @@ class raw_env(AECEnv[str, Observation, Action | None]):
         self._clear_rewards()
         self._cumulative_rewards[agent] = 0.0
         compute_awaited(self._worker, [episode])
-        if episode.role is not None:
-            self._take_turn(episode, episode.role)
+        if episode.agent is not None:
+            self._take_turn(episode, episode.agent)
         else:
             self._finish(episode)
 
@@ -215,7 +215,7 @@ class raw_env(AECEnv[str, Observation, Action | None]):
         self._task_rewards = [reward for reward in rewards if reward is not None]
         self.rewards |= episode.collective_rewards(self._task_rewards)
         self.terminations = dict.fromkeys(self.agents, True)
-        for position, agent in enumerate(episode.roles):
+        for position, agent in enumerate(episode.agents):
             self.infos[agent]["task_reward"] = self._task_rewards[position]
             self.infos[agent]["completion"] = episode.completions[position]
             self.infos[agent] |= {**episode.thought_entry(position), **episode.feedback_entry(position)}
@@ -237,7 +237,7 @@ class raw_env(AECEnv[str, Observation, Action | None]):
         for position in range(len(episode.responses)):
             reward = f" [task reward {self._task_rewards[position]:.3f}]" if self._task_rewards else ""
             text = episode.full_text(position)
-            lines.append(f"{self.chain.roles[position]}{reward}:{text}")
+            lines.append(f"{self.chain.agents[position]}{reward}:{text}")
         text = "\n".join(lines)
         if self.render_mode == "ansi":
             return text

@@ -53,22 +53,22 @@ class ChainEpisode:
         self.prompts: list[Prompt] = []
 
     @property
-    def role(self) -> str | None:
-        """The role whose turn it is; None when all have responded, or the chain has stopped.
+    def agent(self) -> str | None:
+        """The agent whose turn it is; None when all have responded, or the chain has stopped.
 
         A chain stops if the feedback on its last response is None and its `stop_when` is `solved`, or if the feedback
         function failed and its error is skipped.
         """
         position = len(self.responses)
-        if position == len(self.chain.roles) or self.failed:
+        if position == len(self.chain.agents) or self.failed:
             return None
         solved = 0 < position == len(self.feedback) and self.feedback[-1] is None
-        return None if solved and self.chain.stops_when_solved else self.chain.roles[position]
+        return None if solved and self.chain.stops_when_solved else self.chain.agents[position]
 
     @property
-    def roles(self) -> tuple[str, ...]:
-        """The roles that have responded, in the chain's order."""
-        return self.chain.roles[: len(self.responses)]
+    def agents(self) -> tuple[str, ...]:
+        """The agents that have responded, in the chain's order."""
+        return self.chain.agents[: len(self.responses)]
 
     @property
     def failed(self) -> bool:
@@ -76,18 +76,18 @@ class ChainEpisode:
         return SKIPPED in self.feedback
 
     def prompt(self) -> Prompt:
-        """Returns the current role's prompt.
+        """Returns the current agent's prompt.
 
         Raises:
             QueryTooLongError: The prompt does not fit even without any reference.
             ValueError: All agents have responded, or the prompt requires feedback that is not noted yet.
         """
         position = len(self.responses)
-        if self.role is None:
+        if self.agent is None:
             raise ValueError("All agents of this episode have responded, so there is no prompt. Start a new episode.")
         if self.awaits_feedback:
             raise ValueError(
-                f"{self.role} can only respond after feedback on the response before. Call compute_awaited first."
+                f"{self.agent} can only respond after feedback on the response before. Call compute_awaited first."
             )
         if len(self.prompts) == position:
             encoder, template = self.chain.encoders[position], self.chain.positions[position].template
@@ -95,14 +95,14 @@ class ChainEpisode:
         return self.prompts[position]
 
     def prompt_ids(self) -> list[int]:
-        """Returns the token ids of the current role's prompt. Raises what `prompt` raises."""
+        """Returns the token ids of the current agent's prompt. Raises what `prompt` raises."""
         return self.prompt().tokens
 
     @property
     def awaits_feedback(self) -> bool:
-        """Whether the current role's turn or prompt depends on feedback that is not noted yet."""
+        """Whether the current agent's turn or prompt depends on feedback that is not noted yet."""
         position = len(self.responses)
-        if self.role is None:
+        if self.agent is None:
             return False
         num_shown = self.chain.positions[position].stage if self.chain.shows_feedback(position) else 0
         missing = range(len(self.feedback), position if self.chain.stops_when_solved else num_shown)
@@ -172,20 +172,20 @@ class ChainEpisode:
             return feedback
         return "" if self.chain.positions[position].role.produces_response else None  # "": its thought was cut off
 
-    def observation(self, role: str | None = None) -> Observation:
-        """Returns a role's observation: its prompt, or an empty one (length 0) before its turn.
+    def observation(self, agent: str | None = None) -> Observation:
+        """Returns an agent's observation: its prompt, or an empty one (length 0) before its turn.
 
         Args:
-            role: The role; by default the one whose turn it is.
+            agent: By default the one whose turn it is.
 
         Raises:
-            ValueError: The role is unknown, or None although all have responded.
+            ValueError: The agent is unknown, or None although all have responded.
         """
-        role = self.role if role is None else role
-        if role is None or role not in self.chain.roles:
-            raise ValueError(f"There is no observation for role {role!r}. Roles: {', '.join(self.chain.roles)}.")
-        position = self.chain.roles.index(role)
-        if role == self.role:
+        agent = self.agent if agent is None else agent
+        if agent is None or agent not in self.chain.agents:
+            raise ValueError(f"There is no observation for agent {agent!r}. Agents: {', '.join(self.chain.agents)}.")
+        position = self.chain.agents.index(agent)
+        if agent == self.agent:
             self.prompt()
         prompt = self.prompts[position].tokens if position < len(self.prompts) else []
         tokens = np.full(self.chain.max_prompt_tokens, self.chain.encoders[position].pad_token_id, np.int32)
@@ -193,19 +193,19 @@ class ChainEpisode:
         return {"tokens": tokens, "length": len(prompt)}
 
     def respond(self, action: Action) -> None:
-        """Takes the current role's response and advances the turn. Tokens after `length` or an end token are ignored.
+        """Takes the current agent's response and advances the turn. Tokens after `length` or an end token are ignored.
 
         Raises:
             ValueError: All agents have responded, or the action is not a valid response.
         """
-        role = self.role
-        if role is None:
+        agent = self.agent
+        if agent is None:
             raise ValueError(
                 "All agents of this episode have responded, so it takes no more actions. Start a new episode."
             )
         prompt = self.prompt()  # even if nobody asked for it
         encoder = self.chain.encoders[len(self.responses)]
-        response, ended = encoder.truncate_response(self._validate_action(role, action, encoder.vocab_size))
+        response, ended = encoder.truncate_response(self._validate_action(agent, action, encoder.vocab_size))
         self.answer_starts.append(encoder.answer_start(response, prompt.begins_thought))
         self.responses.append(response)
         self.ended.append(ended)
@@ -213,11 +213,11 @@ class ChainEpisode:
         self.completions.append(encoder.decode(answer) if answer else "")
 
     def answer_tokens(self, tokens: Sequence[int]) -> list[int]:
-        """Returns a response of the current role with this answer: if the prompt begins a thought, it is empty."""
+        """Returns a response of the current agent with this answer: if the prompt begins a thought, it is empty."""
         tags = self.chain.encoders[len(self.responses)].tags
         return [tags.end_id, *tokens] if tags is not None and self.prompt().begins_thought else [*tokens]
 
-    def _validate_action(self, role: str, action: Action, vocab_size: int) -> list[int]:
+    def _validate_action(self, agent: str, action: Action, vocab_size: int) -> list[int]:
         """Returns the first `length` tokens of a valid action."""
         limit = self.chain.response_limits[len(self.responses)]
         try:
@@ -228,7 +228,7 @@ class ChainEpisode:
         ids: NDArray[Any] = tokens[:length] if fits else np.empty(0)
         if not len(ids) or not np.issubdtype(ids.dtype, np.integer) or ids.min() < 0 or ids.max() >= vocab_size:
             raise ValueError(
-                f"{role}: invalid action {action!r}. Expected {{'tokens': 1 to {limit} ids from 0 to "
+                f"{agent}: invalid action {action!r}. Expected {{'tokens': 1 to {limit} ids from 0 to "
                 f"{vocab_size - 1}, 'length': number of tokens that count}}."
             )
         response: list[int] = ids.tolist()
@@ -237,26 +237,27 @@ class ChainEpisode:
     def collective_rewards(self, task_rewards: Sequence[float]) -> dict[str, float]:
         """Returns each agent's collective reward, r_i + α · Σ_{j≠i} r_j (paper §2; α is `partner_reward`).
 
-        A role without a reward has r_i = NaN, which does not count. The other drafts of agent i's own role do not count
+        An agent without a reward has r_i = NaN, which does not count. The other drafts of agent i's role do not count
         either.
 
         The sum is rounded once, so with α = 1 and no drafts all agents receive exactly the same number.
 
         Args:
-            task_rewards: r_i of each role that has responded, in the chain's order.
+            task_rewards: r_i of each agent that has responded, in the chain's order.
 
         Raises:
             ValueError: The number of rewards differs from the number of responses.
         """
-        roles = self.roles
-        if len(task_rewards) != len(roles):
+        agents = self.agents
+        if len(task_rewards) != len(agents):
             raise ValueError(
-                f"Expected {len(roles)} task rewards, one per role ({', '.join(roles)}), but got {len(task_rewards)}."
+                f"Expected {len(agents)} task rewards, one per agent ({', '.join(agents)}), but got "
+                f"{len(task_rewards)}."
             )
         own = [0.0 if math.isnan(reward) else reward for reward in task_rewards]
         stages = [position.stage for position in self.chain.positions]
         shares = [(stage, self.chain.partner_reward * reward) for stage, reward in zip(stages, own, strict=False)]
         return {
-            role: math.fsum([own[i], *(share for stage, share in shares if stage != stages[i])])
-            for i, role in enumerate(roles)
+            agent: math.fsum([own[i], *(share for stage, share in shares if stage != stages[i])])
+            for i, agent in enumerate(agents)
         }

@@ -77,18 +77,18 @@ class Evaluator:
         alone, last = {}, []
         cache: MetricsCache = {}
         for mapping in self.orders():
-            pioneer = mapping(mapping.roles[0])
+            pioneer = mapping(mapping.agents[0])
             metrics = self._mean_metrics(pioneer, mapping, cache)
             if pioneer in self.settings.policy_ids:
-                alone[pioneer] = {name: metrics[mapping.roles[0]][name] for name in RESPONSE_METRICS}
-            if len(mapping.roles) > 1:
+                alone[pioneer] = {name: metrics[mapping.agents[0]][name] for name in RESPONSE_METRICS}
+            if len(mapping.agents) > 1:
                 last.append(metrics[LAST_RESPONSE])
         mean = mean_metrics(list(alone.values()))
         no_metrics = dict.fromkeys(RESPONSE_METRICS, float("nan"))
         alone = {policy_id: alone.get(policy_id, no_metrics) for policy_id in self.settings.policy_ids}
         if self.settings.eval_average:
             with self.average() as mapping:
-                alone[AVERAGE_POLICY] = self._mean_metrics(AVERAGE_POLICY, mapping, cache)[mapping.roles[0]]
+                alone[AVERAGE_POLICY] = self._mean_metrics(AVERAGE_POLICY, mapping, cache)[mapping.agents[0]]
         results = {"evaluation": {**alone, "mean": mean}}
         return {**results, "last_response": mean_metrics(last)} if last else results
 
@@ -110,10 +110,10 @@ class Evaluator:
             if not role_metrics:
                 logger.warning("The reward failed on all %d held-out queries of %s: not evaluated.", count, name)
                 role_metrics = {
-                    role: dict.fromkeys((*RESPONSE_METRICS, "bare_kl"), np.full(1, np.nan)) for role in mapping.roles
+                    role: dict.fromkeys((*RESPONSE_METRICS, "bare_kl"), np.full(1, np.nan)) for role in mapping.agents
                 }
             groups = {**role_metrics}
-            if len(mapping.roles) > 1:
+            if len(mapping.agents) > 1:
                 groups[LAST_RESPONSE] = last_response_metrics([*role_metrics.values()], self.settings.report_kl_coef)
             cache[key] = {
                 name: {metric: nanmean(values) for metric, values in metrics.items()}
@@ -174,15 +174,15 @@ class Evaluator:
             self.sync_check.check_rows(policy_id, scored_rows)
         role_metrics = {}
         lengths = torch.tensor([len(episode.agent_episodes) for episode in rollout.episodes])
-        for position, role in enumerate(mapping.roles) if scored else ():
-            names = (*RESPONSE_METRICS, *(["bare_kl"] if len(mapping.roles) > 1 else []))
+        for position, role in enumerate(mapping.agents) if scored else ():
+            names = (*RESPONSE_METRICS, *(["bare_kl"] if len(mapping.agents) > 1 else []))
             role_metrics[role] = {name: np.full(len(lengths), np.nan, np.float32) for name in names}
             if mapping(role) not in scored:
                 continue
             role_rows = scored[mapping(role)].at_position(position)
             metrics = compute_response_metrics(role_rows, self.settings.report_kl_coef)
             is_last = lengths[role_rows.chains] == position + 1
-            if reference and len(mapping.roles) > 1 and is_last.any():
+            if reference and len(mapping.agents) > 1 and is_last.any():
                 last = role_rows.select(is_last)
                 metrics["bare_kl"] = torch.full_like(metrics["kl"], torch.nan)
                 metrics["bare_kl"][is_last] = self._bare_kl(rollout, last, mapping(role), split, is_bare=position == 0)

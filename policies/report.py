@@ -122,7 +122,7 @@ def measure_roles(
         parts = [rows[policy_id].at_position(position) for policy_id in policy_ids]
         return mean_metrics([compute_metrics(part, eval_kl_coef) for part in parts if len(part)])
 
-    return {role: measure(role, position) for position, role in enumerate(mapping.roles)}
+    return {role: measure(role, position) for position, role in enumerate(mapping.agents)}
 
 
 def update_report(

@@ -215,8 +215,8 @@ def sample_forks(
         rewards = reward_responses(worker, samples)
         return texts, [float("nan") if reward is None else reward for reward in rewards]
 
-    draft_texts, draft_rewards = compute_rewards([query for query, _ in first_turns], chain.roles[0], first_responses)
-    texts, rewards = compute_rewards([query for query, *_ in later_turns], chain.roles[1], later_responses)
+    draft_texts, draft_rewards = compute_rewards([query for query, _ in first_turns], chain.agents[0], first_responses)
+    texts, rewards = compute_rewards([query for query, *_ in later_turns], chain.agents[1], later_responses)
     return ForkedResponses(
         drafts=[draft_texts[i : i + 2] for i in range(0, len(draft_texts), 2)],
         answers=[[texts[i : i + 2], texts[i + 2 : i + 4]] for i in range(0, len(texts), 4)],

@@ -95,8 +95,8 @@ def _reward_function(episode: "ChainEpisode", position: int) -> str | None:
 
 def _response(episode: "ChainEpisode", position: int) -> RewardedResponse:
     """Returns a response without its thought."""
-    role, text = episode.chain.roles[position], episode.completions[position]
-    return RewardedResponse(episode.query, role, text, episode.shown_tokens(position))
+    agent, text = episode.chain.agents[position], episode.completions[position]
+    return RewardedResponse(episode.query, agent, text, episode.shown_tokens(position))
 
 
 def reward_responses(

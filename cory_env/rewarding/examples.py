@@ -54,7 +54,7 @@ def reward_answers(
     return reward_responses(
         worker,
         [
-            RewardedResponse(query, chain.roles[position or 0], text, ids or list(encoder.stop_token_ids[:1]))
+            RewardedResponse(query, chain.agents[position or 0], text, ids or list(encoder.stop_token_ids[:1]))
             for (query, text), ids in zip(answers, tokens, strict=True)
         ],
         REWARD if role is None or role.own_reward is None else role_reward(role.name),
@@ -77,7 +77,7 @@ def find_constant_rewards(
         names = _constant_parts(answers, rewards) if has_messages else []
         return [f"The reward {name} is the same for all example answers to a query. {MESSAGES_RULE}" for name in names]
     values = [value for position in constant for value in rewards[position] if value is not None]
-    roles = "" if len(constant) == len(rewards) else f" of the {', '.join(chain.roles[k] for k in constant)}"
+    roles = "" if len(constant) == len(rewards) else f" of the {', '.join(chain.agents[k] for k in constant)}"
     same = f"{values[0]:g}" if len({*values}) == 1 else "the same for a query"
     return [
         f"The reward{roles} is {same}, whatever the answer: {len(answers)} examples, among them an empty answer, "

@@ -81,7 +81,7 @@ class TrainedChain:
     def columns(self) -> set[str]:
         """The data columns that the prompt templates contain, except the query, and those that feedback requires."""
         task, templates = self.chain.task, [self.chain.task.prompt_template]
-        if len(self.chain.roles) > 1 and self.chain.knowledge_transfer:
+        if len(self.chain.agents) > 1 and self.chain.knowledge_transfer:
             templates += [task.observer_template, task.reference_separator]
         templates += [position.role.prompt for position in self.chain.positions if position.role.prompt is not None]
         computed = {"query", "reference", *([] if self.worker is None else [FEEDBACK_PLACEHOLDER])}
@@ -179,7 +179,7 @@ class TrainedChain:
 
     def _raw_sample(self, episode: ChainEpisode) -> GeneratedSample:
         responses = []
-        texts = zip(episode.roles, self.policy_ids, episode.completions, strict=False)
+        texts = zip(episode.agents, self.policy_ids, episode.completions, strict=False)
         for position, (role, policy_id, text) in enumerate(texts):
             entries = episode.thought_entry(position) | episode.feedback_entry(position)  # the last one may have none
             responses.append({"role": role, "policy": policy_id, "text": text, **entries})

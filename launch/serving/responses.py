@@ -39,7 +39,7 @@ def format_response(
     """Returns OpenAI's object of the response to a request."""
     is_chat = isinstance(request, ChatRequest)
     episodes = [chain.episode for chain, _ in finished]
-    prompts = sum(episode.observation(role)["length"] for episode in episodes for role in episode.roles)
+    prompts = sum(episode.observation(agent)["length"] for episode in episodes for agent in episode.agents)
     completions = sum(len(response.tokens) for _, responses in finished for response in responses)
     return {
         "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{secrets.token_hex(12)}",
@@ -71,7 +71,7 @@ def _format_choice(request: ChainRequest, max_tokens: int, stops: Sequence[str],
     if last:
         extra["drafts"] = [
             {
-                "role": episode.roles[position],
+                "role": episode.agents[position],
                 "policy": request.policy_ids[position],
                 "content": episode.completions[position],
                 **episode.thought_entry(position),

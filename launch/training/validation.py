@@ -210,11 +210,11 @@ def show_prompts(chain: Chain, report: ValidationReport) -> None:
         )
 
     encoder, episode = chain.encoders[0], ChainEpisode(chain, chain.task.train[0])
-    while episode.role is not None:
+    while episode.agent is not None:
         _prepare(episode, give_placeholders)
         prompt = episode.prompt_ids()
-        report.prompts[episode.role] = (encoder.tokenizer.decode(prompt), len(prompt))
-        (response,) = encoder.control.encode_text([f" <{episode.role}'s response>"])
+        report.prompts[episode.agent] = (encoder.tokenizer.decode(prompt), len(prompt))
+        (response,) = encoder.control.encode_text([f" <{episode.agent}'s response>"])
         _respond(episode, response)
 
 
@@ -225,13 +225,13 @@ def show_rewards(chain: Chain, worker: RewardWorker, report: ValidationReport) -
     answers = [*shown, *example_answers(chain.task, queries)]
     rewards = {
         position: reward_answers(chain, worker, answers, position)
-        for position in range(len(chain.roles))
+        for position in range(len(chain.agents))
         if chain.positions[position].role.has_reward
     }
     for position, values in rewards.items():
         for (query, text), value in zip(shown, values, strict=False):
             assert value is not None  # this worker stops on errors
-            report.rewards.append((chain.roles[position], query.text, text, value))
+            report.rewards.append((chain.agents[position], query.text, text, value))
     warnings = find_constant_rewards(chain, answers, rewards)
     report.warnings += warnings
     report.has_constant_reward = bool(warnings)
@@ -293,7 +293,7 @@ def check_feedback(chain: Chain, worker: RewardWorker, report: ValidationReport)
         give_feedback(worker, [episode])
 
     def respond_up_to(end: int, episode: ChainEpisode, tokens: Sequence[int]) -> None:
-        while len(episode.responses) < end and episode.role is not None:
+        while len(episode.responses) < end and episode.agent is not None:
             _prepare(episode, give)
             _respond(episode, tokens)
 
@@ -317,11 +317,11 @@ def check_feedback(chain: Chain, worker: RewardWorker, report: ValidationReport)
         return
     for episode, ids in zip(episodes[:NUM_SAMPLES], tokens, strict=False):
         respond_up_to(reader, episode, ids)
-        if episode.role is None:
+        if episode.agent is None:
             continue
         _prepare(episode, give)
         prompt = episode.prompt_ids()
-        name = f"{episode.role} after a wrong response to query {episode.query.id}"
+        name = f"{episode.agent} after a wrong response to query {episode.query.id}"
         report.prompts[name] = (encoder.tokenizer.decode(prompt), len(prompt))
         if episode.prompt().is_truncated:
             report.warnings.append(

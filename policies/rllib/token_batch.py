@@ -36,7 +36,7 @@ def rows_from_episodes(episodes: Sequence[MultiAgentEpisode]) -> dict[str, Rows]
     rows: dict[str, list[tuple[Any, ...]]] = {}
     for chain, episode in enumerate(episodes):
         agents = episode.agent_episodes.values()  # in the chain's order; a stopped chain has fewer than others
-        num_positions = len(episode.agent_to_module_mapping_fn.roles)
+        num_positions = len(episode.agent_to_module_mapping_fn.agents)
         query = episode.custom_data[PROMPT_REF].query
         for position, agent in enumerate(agents):
             observation, action = agent.observations[0], agent.actions[0]

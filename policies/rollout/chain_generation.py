@@ -96,13 +96,13 @@ class _Scheduler:
         ready: list[int] = []
         for index in indices:
             episode = self._chains[index].episode
-            if episode.role is not None:
+            if episode.agent is not None:
                 (self._waiting if episode.awaits_feedback else ready).append(index)
         if self._waiting and not ready and not self._num_pending:
             assert self._compute_awaited is not None
             waiting, self._waiting = sorted(self._waiting), []
             self._compute_awaited([self._chains[index].episode for index in waiting])
-            ready = [index for index in waiting if self._chains[index].episode.role is not None]
+            ready = [index for index in waiting if self._chains[index].episode.agent is not None]
         requests = [request for index in ready for request in self._stage_requests(index)]
         self._num_pending += len(requests)
         return requests

@@ -192,7 +192,7 @@ class ChainRunner(StatelessRunner):
     def get_spaces(self) -> dict[str, tuple[Any, Any]]:
         """Returns observation and action space of every policy, and of the environment; overrides RLlib's."""
         observation, action = self.env.observation_space(), self.env.action_space()
-        env_spaces = (dict.fromkeys(self.env.roles, observation), dict.fromkeys(self.env.roles, action))
+        env_spaces = (dict.fromkeys(self.env.agents, observation), dict.fromkeys(self.env.agents, action))
         chains = {policy_id: self.chain((policy_id,)) for policy_id in self.settings.policy_ids}
         spaces = {policy_id: (chain.observation_space(), chain.action_space()) for policy_id, chain in chains.items()}
         return {INPUT_ENV_SPACES: env_spaces, INPUT_ENV_SINGLE_SPACES: env_spaces, **spaces}

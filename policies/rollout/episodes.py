@@ -75,7 +75,7 @@ def to_rllib_episode(
 ) -> MultiAgentEpisode:
     """Converts a finished chain to an RLlib episode: one step per response, all rewards at the last step.
 
-    Roles that a stopped chain did not ask have no agent episode.
+    Agents that a stopped chain did not ask have no agent episode.
 
     Args:
         task_rewards: r_i, by position. Agents receive the collective reward.
@@ -84,17 +84,17 @@ def to_rllib_episode(
     chain = episode.chain
     rllib_episode = MultiAgentEpisode(agent_to_module_mapping_fn=mapping)
     rllib_episode.custom_data.update({PROMPT_REF: prompt_ref, CHAIN_TEXT: to_text(episode, task_rewards, mapping)})
-    rllib_episode.add_env_reset(observations={chain.roles[0]: episode.observation(chain.roles[0])})
-    for position, role in enumerate(episode.roles):
-        last = position == len(episode.roles) - 1
+    rllib_episode.add_env_reset(observations={chain.agents[0]: episode.observation(chain.agents[0])})
+    for position, agent in enumerate(episode.agents):
+        last = position == len(episode.agents) - 1
         tokens = episode.responses[position]
         rllib_episode.add_env_step(
-            observations={} if last else {chain.roles[position + 1]: episode.observation(chain.roles[position + 1])},
-            actions={role: {"tokens": tokens, "length": len(tokens)}},
+            observations={} if last else {chain.agents[position + 1]: episode.observation(chain.agents[position + 1])},
+            actions={agent: {"tokens": tokens, "length": len(tokens)}},
             rewards=episode.collective_rewards(task_rewards) if last else {},
             terminateds={"__all__": last},
             extra_model_outputs={
-                role: {
+                agent: {
                     LOGPROBS: responses[position].logprobs[: len(tokens)],
                     TASK_REWARD: float(task_rewards[position]),
                     TASK_REWARD_PARTS: np.array([*getattr(task_rewards[position], "parts", {}).values()], np.float64),
@@ -117,8 +117,8 @@ def to_text(episode: ChainEpisode, task_rewards: Sequence[float], mapping: RoleM
         "query": episode.query.text,
         "responses": [
             {
-                "role": role,
-                "policy": mapping(role),
+                "role": agent,
+                "policy": mapping(agent),
                 "text": text,
                 **episode.thought_entry(position),
                 "task_reward": float(reward),
@@ -127,8 +127,8 @@ def to_text(episode: ChainEpisode, task_rewards: Sequence[float], mapping: RoleM
                 "ended": ended,
                 "repetition": float(repetition(torch.tensor([tokens]), torch.ones(1, len(tokens)))),
             }
-            for position, (role, text, tokens, ended, reward) in enumerate(
-                zip(episode.roles, episode.completions, episode.responses, episode.ended, task_rewards, strict=True)
+            for position, (agent, text, tokens, ended, reward) in enumerate(
+                zip(episode.agents, episode.completions, episode.responses, episode.ended, task_rewards, strict=True)
             )
         ],
     }

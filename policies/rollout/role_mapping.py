@@ -10,21 +10,21 @@ from policies.settings.settings import Settings
 
 @dataclass(frozen=True)
 class RoleMapping:
-    """RLlib's policy mapping function, role → policy id.
+    """RLlib's policy mapping function, agent → policy id.
 
     Position p has the policy `assignment[p]` at first; without an assignment policy p. Rotation r replaces policy k of
     m by policy (k + r) mod m. Frozen models are not among the policies and keep their positions. With more policies
     than roles, the policies form several teams. This mapping is the first team's; `teams` returns all.
     """
 
-    roles: tuple[str, ...]
+    agents: tuple[str, ...]
     policy_ids: tuple[str, ...]
     rotation: int = 0
     assignment: tuple[str, ...] = ()
 
     def __call__(self, agent_id: str, episode: Any = None, **kwargs: Any) -> str:
-        """Returns the policy id of a role; RLlib's signature."""
-        position = self.roles.index(agent_id)
+        """Returns the policy id of an agent; RLlib's signature."""
+        position = self.agents.index(agent_id)
         if self.assignment and self.assignment[position] not in self.policy_ids:
             return self.assignment[position]
         index = self.policy_ids.index(self.assignment[position]) if self.assignment else position
@@ -36,7 +36,7 @@ class RoleMapping:
 
     def with_pioneer(self, policy_id: str) -> RoleMapping:
         """Returns the mapping in which a policy is the pioneer of the first team."""
-        return self.with_policy(self.roles[0], policy_id)
+        return self.with_policy(self.agents[0], policy_id)
 
     def with_policy(self, role: str, policy_id: str) -> RoleMapping:
         """Returns the mapping in which a policy has a role in the first team; no frozen model may have the role."""
@@ -45,12 +45,12 @@ class RoleMapping:
 
     def teams(self) -> list[RoleMapping]:
         """Returns a mapping per team: the first n policies after the rotation have the n roles, then the next n, …"""
-        starts = range(0, max(len(self.policy_ids), len(self.roles)), len(self.roles))
+        starts = range(0, max(len(self.policy_ids), len(self.agents)), len(self.agents))
         return [replace(self, rotation=(self.rotation + start) % len(self.policy_ids)) for start in starts]
 
     def as_dict(self) -> dict[str, str]:
-        """Returns `{role: policy_id}` in the order of the chain."""
-        return {role: self(role) for role in self.roles}
+        """Returns `{agent: policy_id}` in the order of the chain."""
+        return {agent: self(agent) for agent in self.agents}
 
 
 def make_mapping(settings: Settings, rotation: int = 0) -> RoleMapping:

@@ -31,8 +31,8 @@ def test_roles_are_pioneer_then_observers_numbered_from_three_agents_on() -> Non
 def test_agents_respond_in_order_and_then_the_episode_ends() -> None:
     episode = ChainEpisode(chain(3), QUERIES[0])
     turns = []
-    while episode.role is not None:
-        turns.append(episode.role)
+    while episode.agent is not None:
+        turns.append(episode.agent)
         episode.respond(response(" great"))
     assert turns == ["pioneer", "observer_1", "observer_2"]
     with pytest.raises(ValueError, match="takes no more actions"):
@@ -121,7 +121,7 @@ def test_observing_one_response_avoids_truncation_of_references() -> None:
     num_truncated = {}
     for observed in get_args(ObservedResponses):
         episode = ChainEpisode(chain(8, observed=observed, max_prompt_tokens=48), QUERIES[0])
-        while episode.role is not None:
+        while episode.agent is not None:
             assert len(episode.prompt_ids()) <= 48
             episode.respond(response(words))
         num_truncated[observed] = sum(prompt.is_truncated for prompt in episode.prompts)
@@ -274,7 +274,7 @@ def test_an_invalid_action_names_the_agent_and_changes_nothing(action: object) -
     episode = ChainEpisode(chain(), QUERIES[0])
     with pytest.raises(ValueError, match=r"pioneer: invalid action .*1 to 15 ids from 0 to 4095"):
         episode.respond(action)  # type: ignore[arg-type]
-    assert episode.role == "pioneer" and episode.responses == []
+    assert episode.agent == "pioneer" and episode.responses == []
 
 
 def test_a_padded_vocabulary_widens_the_action_space() -> None:

@@ -57,7 +57,7 @@ def worker() -> Any:
 
 def finished_episode(chain: Chain) -> ChainEpisode:
     episode = ChainEpisode(chain, QUERIES[0])
-    while episode.role is not None:
+    while episode.agent is not None:
         episode.respond({"tokens": [5], "length": 1})
     return episode
 
@@ -83,7 +83,7 @@ def test_the_next_prompt_shows_the_feedback_on_the_last_response(worker: RewardW
     answer(episode, worker, " splendid")  # no stop_when, so the third agent responds too
     reference = 'bad" and this sentence "This movie was splendid'
     assert tokenizer().decode(episode.prompt_ids()) == f"This movie was:  {reference} (fine) This movie was"
-    assert episode.feedback == ["4 of 8 characters", None] and episode.role == "observer_2"
+    assert episode.feedback == ["4 of 8 characters", None] and episode.agent == "observer_2"
 
 
 def test_a_prompt_requires_the_feedback_that_it_shows() -> None:
@@ -107,13 +107,13 @@ def test_feedback_is_not_computed_if_nothing_depends_on_it() -> None:
 def test_a_chain_stops_when_nothing_is_to_be_corrected(worker: RewardWorker) -> None:
     stopping = feedback_chain(3, stop_when="solved")
     episode = answer(ChainEpisode(stopping, QUERIES[0]), worker, " bad", " splendid")
-    assert episode.role is None and episode.roles == ("pioneer", "observer_1")
+    assert episode.agent is None and episode.agents == ("pioneer", "observer_1")
     assert reward_episodes(worker, [episode]) == [[4.0, 9.0]]
     assert episode.collective_rewards([4.0, 9.0]) == {"pioneer": 13.0, "observer_1": 13.0}
     with pytest.raises(ValueError, match="takes no more actions"):
         episode.respond(response(" more"))
     unsolved = answer(ChainEpisode(stopping, QUERIES[0]), worker, " a", " b", " c")
-    assert unsolved.role is None and unsolved.feedback == ["2 of 8 characters"] * 2  # none on the last response
+    assert unsolved.agent is None and unsolved.feedback == ["2 of 8 characters"] * 2  # none on the last response
 
 
 def test_feedback_may_stop_chains_without_being_shown(worker: RewardWorker) -> None:
@@ -122,7 +122,7 @@ def test_feedback_may_stop_chains_without_being_shown(worker: RewardWorker) -> N
         feedback_chain(task=hidden, stop_when="solved"),
         feedback_chain(knowledge_transfer=False, stop_when="solved"),
     ):
-        assert answer(ChainEpisode(stopping, QUERIES[0]), worker, " splendid").role is None
+        assert answer(ChainEpisode(stopping, QUERIES[0]), worker, " splendid").agent is None
         assert "characters" not in tokenizer().decode(
             answer(ChainEpisode(stopping, QUERIES[0]), worker, " bad").prompt_ids()
         )
@@ -165,8 +165,8 @@ def test_skipped_feedback_drops_only_its_chain(function: str) -> None:
             episode.respond(response(text))
         compute_awaited(worker, episodes)
         assert worker.skipped == 1
-        assert episodes[0].feedback == [SKIPPED] and episodes[0].role is None
-        assert episodes[1].feedback == ["fine"] and episodes[1].role == "observer"
+        assert episodes[0].feedback == [SKIPPED] and episodes[0].agent is None
+        assert episodes[1].feedback == ["fine"] and episodes[1].agent == "observer"
         episodes[1].respond(response(" good"))
         assert reward_episodes(worker, episodes) == [[None], [5.0, 5.0]]
 

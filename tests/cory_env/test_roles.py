@@ -106,7 +106,7 @@ def test_every_agent_sees_what_its_template_names(worker: RewardWorker) -> None:
     episode = ChainEpisode(role_chain(), QUERIES[0])
     assert prompt_of(episode) == "This movie was"
     respond(episode, worker, " bad")
-    assert episode.role == "solver_2" and prompt_of(episode) == "This movie was"  # drafts do not see each other
+    assert episode.agent == "solver_2" and prompt_of(episode) == "This movie was"  # drafts do not see each other
     respond(episode, worker, " splendid")
     assert prompt_of(episode) == "This movie was| bad/ splendid|4 of 8 characters\nfine"
     respond(episode, worker, " longer, please")
@@ -114,7 +114,7 @@ def test_every_agent_sees_what_its_template_names(worker: RewardWorker) -> None:
     respond(episode, worker, " ugly")
     assert prompt_of(episode) == "This movie was| bad/ splendid|longer, please| bad/ splendid/ ugly|5 of 8 characters"
     respond(episode, worker, " end")
-    assert episode.role is None and episode.feedback[2] is NO_ANSWER
+    assert episode.agent is None and episode.feedback[2] is NO_ANSWER
     assert episode.feedback_entry(2) == {} and episode.feedback_entry(1) == {"feedback": None}
 
 
@@ -184,10 +184,10 @@ def test_roles_limit_their_responses() -> None:
 def test_a_chain_may_stop_after_a_draft_and_a_critics_text_never_stops_it(worker: RewardWorker) -> None:
     chain = role_chain(stop_when="solved")
     stopped = respond(ChainEpisode(chain, QUERIES[0]), worker, " splendid")
-    assert stopped.role is None and stopped.roles == ("solver_1",)
+    assert stopped.agent is None and stopped.agents == ("solver_1",)
     unsolved = respond(ChainEpisode(chain, QUERIES[0]), worker, " a", " b", " a critic has nothing to correct")
-    assert unsolved.role == "reviser_1"
-    assert respond(unsolved, worker, " splendid").role is None
+    assert unsolved.agent == "reviser_1"
+    assert respond(unsolved, worker, " splendid").agent is None
 
 
 def test_roles_have_the_tasks_reward_their_own_or_none(worker: RewardWorker) -> None:
@@ -205,7 +205,7 @@ def test_roles_have_the_tasks_reward_their_own_or_none(worker: RewardWorker) -> 
 def test_drafts_of_a_chain_that_stopped_do_not_share_their_rewards(worker: RewardWorker) -> None:
     chain = role_chain((replace(SOLVER, count=3),), stop_when="solved")
     episode = respond(ChainEpisode(chain, QUERIES[0]), worker, " bad", " splendid")
-    assert episode.role is None
+    assert episode.agent is None
     assert episode.collective_rewards([1.0, 3.0]) == {"solver_1": 1.0, "solver_2": 3.0}
 
 

@@ -134,7 +134,7 @@ def test_only_the_template_of_a_prompt_begins_the_thought(
     for roles in (None, [Role("draft", count=2), Role("last")], [Role("a"), Role("b", prompt=template)]):
         episode = ChainEpisode(Chain(data, tokenizer, roles=roles, **settings), query)
         assert not episode.prompt().begins_thought
-        drafts = len(episode.chain.roles) - 1
+        drafts = len(episode.chain.agents) - 1
         respond(episode, *[first] * drafts)
         episode.note_feedback([feedback if episode.has_answer(k) else NO_ANSWER for k in range(drafts)])
         assert episode.prompt().begins_thought == begins
@@ -175,7 +175,7 @@ def test_nobody_sees_the_thought(worker: RewardWorker) -> None:
 def test_a_thought_that_was_cut_off_is_no_answer(worker: RewardWorker) -> None:
     chain = make_chain(num_agents=3, stop_when="solved")
     episode = respond(ChainEpisode(chain, QUERIES[0]), "<think> hm hm hm hm")
-    assert not episode.awaits_feedback and episode.role == "observer_1"
+    assert not episode.awaits_feedback and episode.agent == "observer_1"
     assert thinker().decode(episode.prompt_ids()) == "This movie was:  () This movie was"
     respond(episode, "<think> hm</think> bad")
     compute_awaited(worker, [episode])

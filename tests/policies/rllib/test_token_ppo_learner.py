@@ -59,7 +59,7 @@ def make_row_batch(
     """
     s = learner.settings
     chain = s.make_chain(s.make_task(), s.make_tokenizers(), policy_ids)
-    mapping = RoleMapping(chain.roles, tuple(policy_ids))
+    mapping = RoleMapping(chain.agents, tuple(policy_ids))
     words = chain.encoders[0].tokenizer(REVIEW)["input_ids"]
     episodes = []
     for query in range(s.queries_per_update):
