@@ -148,7 +148,7 @@ def test_an_observation_is_the_padded_prompt_and_empty_before_an_agent_s_turn() 
     np.testing.assert_array_equal(episode.observation("pioneer")["tokens"], first["tokens"])
     assert second["tokens"][: second["length"]].tolist() == episode.prompt_ids()
     assert (second["tokens"][second["length"] :] == padded_chain.encoders[0].pad_token_id).all()
-    with pytest.raises(ValueError, match="Roles: pioneer, observer"):
+    with pytest.raises(ValueError, match="Agents: pioneer, observer"):
         episode.observation("llm_1")
 
 
