@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests import small_inputs
+
 if TYPE_CHECKING:
     from xdist.scheduler import LoadFileScheduling
 
@@ -69,20 +71,14 @@ def import_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def small_model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Folder of a random GPT-2, smaller than the bundled model, with its tokenizer and 64 unused tokens."""
-    from transformers import GPT2Config, GPT2LMHeadModel
+def small_model() -> str:
+    """Folder of a random GPT-2, smaller than the bundled model."""
+    return small_inputs.small_model()
 
-    from cory_env.tokenizer import load_tokenizer
 
-    folder = tmp_path_factory.mktemp("models") / "small"
-    tokenizer = load_tokenizer()
-    config = GPT2Config(
-        vocab_size=len(tokenizer) + 64, n_positions=128, n_embd=64, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
-    )
-    GPT2LMHeadModel(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
+def pytest_unconfigure() -> None:
+    """Removes what the tests shared."""
+    small_inputs.remove()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -13,10 +13,11 @@ from launch.cluster.session import init_ray
 from policies.cory import Cory, CoryConfig
 from policies.learning.policy_learner import PolicyLearner
 from policies.learning.policy_model import PolicyModel
-from policies.models.model_names import model_path
+from policies.models.model_names import BUNDLED_LM, model_path
 from policies.models.weights import Weights
 from policies.rllib.causal_lm_module import module_config
 from tests.paper import PAPER, make_settings, paper_hyperparameters
+from tests.small_inputs import few_queries, small_model
 
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -25,6 +26,8 @@ os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # no Python work
 
 TINY: dict[str, Any] = {
     **PAPER,
+    **few_queries(),
+    "model": small_model(),
     "backend": "transformers",
     "num_runners": 0,
     "dtype": "fp32",
@@ -40,6 +43,9 @@ TINY: dict[str, Any] = {
     "check_weight_sync": False,
     "reward": "tests.policies.sample_rewards:letters",  # starts immediately, whereas the preset's loads a classifier
 }
+
+BUNDLED: dict[str, Any] = {"model": BUNDLED_LM, "data": None, "eval_data": None}
+"""The bundled model and all queries of the task `imdb` in place of the small ones, for responses that make sense."""
 
 MakeCory = Callable[..., Cory]
 

@@ -16,7 +16,7 @@ from transformers import PhiConfig, PhiForCausalLM
 from cory_env.tokenizer import load_tokenizer
 from policies.health import Health, collapse_signs, effect_size
 from tests.paper import make_settings
-from tests.policies.conftest import MakeCory
+from tests.policies.conftest import BUNDLED, MakeCory
 
 RECORDINGS = Path(__file__).parent / "recordings"
 REWARDS = "tests.policies.sample_rewards"
@@ -126,7 +126,7 @@ def test_a_policy_that_stops_ending_its_responses_has_collapsed(
 def test_a_role_with_far_higher_rewards_and_an_observer_that_is_dragged_down(
     make_cory: MakeCory, winner: str, dragged_down: bool
 ) -> None:
-    algorithm = make_cory(reward=f"{REWARDS}:only?winner={winner}", exchange_period=None)
+    algorithm = make_cory(**BUNDLED, reward=f"{REWARDS}:only?winner={winner}", exchange_period=None)
     report = [algorithm.train()["cory"] for _ in range(3)][-1]
     expected = {("one_sided", "observer")} | ({("dragged_down", "observer")} if dragged_down else set())
     assert signs(report) == expected

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.policies.conftest import MakeCory
+from tests.policies.conftest import BUNDLED, MakeCory
 
 UPDATES = 8
 
@@ -14,6 +14,7 @@ UPDATES = 8
 )
 def test_the_combined_reward_of_both_policies_rises(make_cory: MakeCory, weights: str, lr: float, seed: int) -> None:
     algorithm = make_cory(
+        **BUNDLED,
         weights=weights,
         reward="tests.policies.sample_rewards:commas",
         seed=seed,

@@ -21,7 +21,7 @@ from policies.rollout.prompt_sampling import PromptRef
 from tests.policies.conftest import MakeCory
 from tests.policies.test_cory import assert_same_learner, learner_state
 
-DRAFTS: dict[str, Any] = {"task": "drafts", "max_prompt_tokens": 48}
+DRAFTS: dict[str, Any] = {"task": "drafts", "data": None, "eval_data": None, "max_prompt_tokens": 48}
 
 
 def evaluate(algorithm: Cory) -> dict[str, dict[str, float]]:

@@ -15,11 +15,11 @@ from policies.learning.rows import frozen_scores
 from policies.rllib.token_batch import rows_from_episodes
 from policies.rollout.prompt_sampling import PromptRef
 from tests.paper import paper_hyperparameters
-from tests.policies.conftest import MakeCory
+from tests.policies.conftest import BUNDLED, MakeCory
 from tests.policies.test_cory import assert_same_learner, learner_state
 
 FEEDBACK = "tests.policies.sample_rewards:long_enough"
-STOPPING: dict[str, Any] = {"feedback": FEEDBACK, "stop_when": "solved", "stop_in_training": True}
+STOPPING: dict[str, Any] = {**BUNDLED, "feedback": FEEDBACK, "stop_when": "solved", "stop_in_training": True}
 HIDDEN: dict[str, Any] = {**STOPPING, "observer_prompt": "{query} {reference} {query}"}
 """Feedback that only stops chains, so that the prompts equal those of a chain without feedback."""
 PROMPT_REFS = [PromptRef(query) for query in range(12)]
@@ -47,7 +47,7 @@ def test_the_metrics_of_the_last_response_are_those_of_the_last_position_that_re
 
 
 def test_metrics_of_stopped_chains_equal_those_of_whole_chains_up_to_the_stop(make_cory: MakeCory) -> None:
-    whole_chains = make_cory(num_policies=1, eval_queries=12, observer_prompt=HIDDEN["observer_prompt"])
+    whole_chains = make_cory(**BUNDLED, num_policies=1, eval_queries=12, observer_prompt=HIDDEN["observer_prompt"])
     stopping_chains = make_cory(num_policies=1, eval_queries=12, **HIDDEN)
     _, whole = whole_chains.evaluator.measure(PROMPT_REFS, whole_chains.mapping, "test")
     rollout, metrics = stopping_chains.evaluator.measure(PROMPT_REFS, stopping_chains.mapping, "test")
@@ -74,7 +74,7 @@ def test_metrics_of_stopped_chains_equal_those_of_whole_chains_up_to_the_stop(ma
 
 
 def test_kl_is_in_the_own_prompt_at_every_position_and_bare_kl_exists_where_a_chain_ends(make_cory: MakeCory) -> None:
-    two = make_cory(num_policies=1, observer_prompt=HIDDEN["observer_prompt"])
+    two = make_cory(**BUNDLED, num_policies=1, observer_prompt=HIDDEN["observer_prompt"])
     three = make_cory(num_agents=3, num_policies=1, **HIDDEN)
     _, whole = two.evaluator.measure(PROMPT_REFS, two.mapping, "test")
     rollout, metrics = three.evaluator.measure(PROMPT_REFS, three.mapping, "test")

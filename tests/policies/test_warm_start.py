@@ -16,11 +16,11 @@ from policies.settings.error import SettingsError
 from policies.settings.settings import Settings
 from policies.settings.start import POLICIES, find_start_checkpoint
 from tests.paper import make_settings
-from tests.policies.conftest import TINY, MakeCory, ray_session
+from tests.policies.conftest import BUNDLED, TINY, MakeCory, ray_session
 
 __all__ = ["ray_session"]
 
-SMALL: dict[str, Any] = {**TINY, "queries_per_update": 4, "minibatch_size": 4, "num_epochs": 1, "num_updates": 2}
+SMALL: dict[str, Any] = {**TINY, **BUNDLED, "queries_per_update": 4, "minibatch_size": 4, "num_epochs": 1, "num_updates": 2}
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from policies.rllib.token_batch import ENDED, TASK_REWARD
 from policies.rollout.chain_runner import ChainRunner
 from policies.rollout.prompt_sampling import PromptRef
 from policies.rollout.role_mapping import make_mapping
-from tests.policies.conftest import TINY
+from tests.policies.conftest import BUNDLED, TINY
 
 CHAINS: list[dict[str, Any]] = [
     {"num_agents": 1},
@@ -193,7 +193,7 @@ def test_each_update_draws_one_response_limit_for_all_positions_and_held_out_que
 
 
 def test_the_weight_sync_check_samples_short_responses_however_long_they_may_be(ray_session: None) -> None:
-    runner = make_runner(max_response_tokens=150, num_agents=1)
+    runner = make_runner(**BUNDLED, max_response_tokens=150, num_agents=1)
     responses = runner.probe("llm_1", [[1, 2, 3]] * 8, range(8))
     assert max(len(response.tokens) for response in responses) == 64
     runner.stop()
