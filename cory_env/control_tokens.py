@@ -64,6 +64,8 @@ class ControlTokens:
         self._pattern = re.compile("|".join(map(re.escape, reversed(self._spellings))) or "(?!)")
         self._heads = {part for text in self._spellings for k in range(1, len(text)) if is_mark(part := text[:k])}
         self._tails = {part for text in self._spellings for k in range(1, len(text)) if is_mark(part := text[-k:])}
+        self._first_of_tails = {part[0] for part in self._tails}
+        self._last_of_heads = {part[-1] for part in self._heads}
         characters = sorted({ord(character) for text in self._spellings for character in text if character.strip()})
         self._stand_ins = dict(zip(characters, _STAND_INS, strict=False))
         self._originals = {stand_in: character for character, stand_in in self._stand_ins.items()}
@@ -80,7 +82,7 @@ class ControlTokens:
         could form one together with other inserted text before or after it, such as `<|im_` and `end|>`. Words and
         numbers are not replaced: if they complete a control token, the template itself spells the parts around them.
         """
-        if has_surrogate(text):
+        if not text.isascii() and has_surrogate(text):
             raise TextError(f"A text in a prompt {SURROGATE_PROBLEM}: {text!r:.100}. Remove or replace the character.")
         if self._normalize is not None and not self._pattern.search(text):
             normalized = self._normalize(text)  # NFKC, for example, turns full-width characters into ASCII
@@ -102,8 +104,11 @@ class ControlTokens:
             yield left, right
             return
         lengths = range(min(self._longest - 1, len(inner)), 0, -1)
-        begin = next((left + length for length in lengths if inner[:length] in self._tails), left)
-        end = next((right - length for length in lengths if inner[-length:] in self._heads), right)
+        begin, end = left, right
+        if inner[0] in self._first_of_tails:
+            begin = next((left + length for length in lengths if inner[:length] in self._tails), left)
+        if inner[-1] in self._last_of_heads:
+            end = next((right - length for length in lengths if inner[-length:] in self._heads), right)
         if begin > left:
             yield left, begin
         for match in self._pattern.finditer(text):

@@ -23,25 +23,29 @@ def _max_shown_tokens(chain: Chain, position: int) -> int:
     )
 
 
-def longest_prompts(chain: Chain, queries: Sequence[Query], *, is_full: bool = False) -> list[int]:
-    """Returns, for each query, the length of its longest prompt, with empty responses.
+def longest_prompts(chain: Chain, queries: Sequence[Query]) -> tuple[list[int], list[int]]:
+    """Returns, for each query, the length of its longest prompt with empty responses.
 
-    Args:
-        is_full: Whether `{reference}` consists of as many responses as possible, not of one.
+    Returns:
+        The lengths if `{reference}` consists of one response, and if it consists of as many as possible.
     """
-    lengths = [0] * len(queries)
-    prompts = {
-        (tuple(bare_responses(chain, k, is_full=is_full)), position.template)
-        for k, position in enumerate(chain.positions)
-    }
-    for responses, template in prompts:
-        encoded = chain.encoders[0].encode_prompts(queries, responses, template)
-        lengths = [max(length, len(prompt)) for length, prompt in zip(lengths, encoded, strict=True)]
-    return lengths
+    one, full = (
+        {
+            (tuple(bare_responses(chain, k, is_full=is_full)), position.template)
+            for k, position in enumerate(chain.positions)
+        }
+        for is_full in (False, True)
+    )
+    encode = chain.encoders[0].encode_prompts
+    lengths = {prompt: list(map(len, encode(queries, *prompt))) for prompt in one | full}
+    longest_one, longest_full = (
+        list(map(max, zip(*(lengths[prompt] for prompt in prompts), strict=True))) for prompts in (one, full)
+    )
+    return longest_one, longest_full
 
 
 def bare_responses(chain: Chain, position: int, *, is_full: bool = False) -> list[SeenResponse]:
-    """Returns empty responses for the prompt of the agent at a position; for `is_full` see `longest_prompts`."""
+    """Returns empty responses for the prompt of the agent at a position, if `is_full` as many as possible."""
     feedback = "" if chain.shows_feedback(position) else None
     shown_responses = chain.positions[position].shown_responses
     positions = [shown.position for shown in shown_responses if shown.is_reference]

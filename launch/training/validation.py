@@ -141,8 +141,7 @@ def check_lengths(chain: Chain, report: ValidationReport) -> None:
         queries = chain.task.queries(split)
         if not queries:
             continue
-        full_lengths = longest_prompts(chain, queries, is_full=True)
-        lengths = longest_prompts(chain, queries)
+        lengths, full_lengths = longest_prompts(chain, queries)
         needed = max(full_lengths) + references
         report.facts.append(
             f"{split}: prompts have up to {max(full_lengths)} tokens, and references up to {references} more"

@@ -1,7 +1,9 @@
 """Settings in YAML files: bundled presets and the user's files."""
 
+import copy
 from collections.abc import Mapping
 from dataclasses import is_dataclass
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import get_args, get_origin
@@ -18,6 +20,7 @@ BASE_KEY = "base"
 _FOLDER = files("policies.settings") / "presets"
 
 
+@cache
 def presets() -> dict[str, str]:
     """Returns preset name → description, which is the first line of its file."""
     descriptions = {}
@@ -34,9 +37,14 @@ def read_preset(name: str) -> dict[str, Value]:
         names = list(presets())
         hint = nearest_key(name, names)
         raise SettingsError(f"Unknown preset `{name}`.{hint} Presets: {', '.join(names)}.")
+    return copy.deepcopy(_read_preset(name))
+
+
+@cache
+def _read_preset(name: str) -> dict[str, Value]:
     values = _parse((_FOLDER / f"{name}.yaml").read_text(encoding="utf-8"), f"preset {name}", extra_keys=(BASE_KEY,))
     base = values.pop(BASE_KEY, None)
-    return {**(read_preset(str(base)) if base else {}), **values}
+    return {**(_read_preset(str(base)) if base else {}), **values}
 
 
 def read_file(path: Path, recorded: bool = False) -> dict[str, Value]:

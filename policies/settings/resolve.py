@@ -85,7 +85,7 @@ def choose_prompt_limit(settings: Settings, task: Task, tokenizers: Tokenizers) 
         values = unlimited.chain_settings(tokenizers, policy_id) | {"max_prompt_tokens": sys.maxsize}
         chain = Chain(task, tokenizer, **values)
         queries = [query for split in task.splits for query in task.queries(split)]
-        longest = max(longest_prompts(chain, queries, is_full=True), default=1)
+        longest = max(longest_prompts(chain, queries)[1], default=1)
         num_feedback = len(chain.positions) - 1 if task.feedback is not None else 0
         needed = max(needed, longest + max_shown_tokens(chain) + FEEDBACK_TOKENS * num_feedback)
     contexts = [max_positions(path, settings.trust_remote_code) for path in settings.model_paths.values()]

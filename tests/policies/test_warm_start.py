@@ -20,7 +20,14 @@ from tests.policies.conftest import BUNDLED, TINY, MakeCory, ray_session
 
 __all__ = ["ray_session"]
 
-SMALL: dict[str, Any] = {**TINY, **BUNDLED, "queries_per_update": 4, "minibatch_size": 4, "num_epochs": 1, "num_updates": 2}
+SMALL: dict[str, Any] = {
+    **TINY,
+    **BUNDLED,
+    "queries_per_update": 4,
+    "minibatch_size": 4,
+    "num_epochs": 1,
+    "num_updates": 2,
+}
 
 
 @pytest.fixture(scope="module")

@@ -71,9 +71,14 @@ def assert_tells_rounding_from_other_weights(
             check_engine_with(weights)
 
 
-@pytest.mark.parametrize("weights", WEIGHTS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("family", SMALLEST)
+KINDS = [(family, dtype, weights) for family in SMALLEST for dtype in DTYPES for weights in WEIGHTS]
+"""Each family is tested with one of the four kinds of weights, and all kinds are; the other tests are slow."""
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype", "weights"),
+    [pytest.param(*kind, marks=[] if index % 5 == 0 else pytest.mark.slow) for index, kind in enumerate(KINDS)],
+)
 def test_rounding_passes_and_other_weights_are_detected(tmp_path: Path, family: str, dtype: str, weights: str) -> None:
     model = tiny_model(CONFIG_MAPPING[family]())
     model.generation_config.eos_token_id = 0
