@@ -24,6 +24,7 @@ assert not {"ray", "vllm"} & sys.modules.keys()
 """
 
 
+@pytest.mark.slow
 def test_it_runs_without_a_gpu_where_told_and_brings_no_engine_or_cluster_along(tmp_path: Path) -> None:
     out = tmp_path / "gpu.json"
     command = [sys.executable, "-W", "ignore", "-c", RUN, str(out)]

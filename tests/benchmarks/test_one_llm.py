@@ -16,10 +16,11 @@ WITHOUT = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
-        pytest.param([], marks=pytest.mark.slow),
+        [],
         ["--lora-rank", "2", "--advantage", "reinforce", "--gradient-checkpointing"],
     ],
 )

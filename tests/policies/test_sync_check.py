@@ -66,7 +66,7 @@ def test_with_max_lag_an_evaluation_detects_an_engine_that_ignores_later_weights
         algorithm.train()
 
 
-@pytest.mark.parametrize("weights", ["full", "lora"])
+@pytest.mark.parametrize("weights", ["full", pytest.param("lora", marks=pytest.mark.slow)])
 def test_the_error_names_the_policy_with_other_weights_in_bf16(make_cory: MakeCory, weights: str) -> None:
     algorithm = make_cory(dtype="bf16", weights=weights, check_weight_sync=True)
     other = perturb(algorithm.weights("llm_2"), seed=0)

@@ -22,7 +22,6 @@ __all__ = ["ray_session"]
 
 SMALL: dict[str, Any] = {
     **TINY,
-    **BUNDLED,
     "queries_per_update": 4,
     "minibatch_size": 4,
     "num_epochs": 1,
@@ -53,7 +52,7 @@ def test_an_algorithm_starts_from_the_policies_of_a_checkpoint_with_the_model_as
     untrained.load_policies(source, 0)
     assert checksums(started) == checksums(untrained) and len(set(checksums(started))) == 2
     metrics = [algorithm.train()["cory"]["policy"]["llm_1"] for algorithm in (started, untrained)]
-    assert metrics[0]["kl"] == metrics[1]["kl"] > 0.1
+    assert metrics[0]["kl"] == metrics[1]["kl"] > 1e-3
 
 
 @pytest.mark.slow
@@ -142,7 +141,7 @@ def test_find_start_returns_the_best_checkpoint_or_else_the_latest(tmp_path: Pat
     ],
 )
 def test_policies_of_another_architecture_are_rejected(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
-    other = {**SMALL, "advantage": "rloo", "num_generations": 2, "minibatch_size": 8}
+    other = {**SMALL, **BUNDLED, "advantage": "rloo", "num_generations": 2, "minibatch_size": 8}
     run = make_run_folder(tmp_path / "run", make_settings(other), (1,))
     with pytest.raises(SettingsError, match=message):
         find_start_checkpoint(make_settings({**other, "start_from": str(run), "minibatch_size": 2, **changes}))
