@@ -27,9 +27,9 @@ def small_model() -> str:
     config = GPT2Config(
         vocab_size=len(tokenizer) + 64, n_positions=128, n_embd=64, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
     )
-    GPT2LMHeadModel(config).save_pretrained(folder() / "model")
-    tokenizer.save_pretrained(folder() / "model")
-    return str(folder() / "model")
+    GPT2LMHeadModel(config).save_pretrained(folder() / "small")
+    tokenizer.save_pretrained(folder() / "small")
+    return str(folder() / "small")
 
 
 @cache

@@ -65,7 +65,7 @@ def test_a_prefetched_update_uses_the_weights_before_the_last_update_and_its_own
     assert [report["weight_version_lag"] for report in reports] == [0, 1, 1]
     for report, rollout in zip(reports, rollouts, strict=True):
         deviations = [abs(figures["importance_sampling_ratio"] - 1) for figures in report["policy"].values()]
-        assert max(deviations) < 1e-5 if report["weight_version_lag"] == 0 else min(deviations) > 1e-3
+        assert max(deviations) < 1e-5 if report["weight_version_lag"] == 0 else min(deviations) > 1e-4
         total, *phases = (report["seconds"][name] for name in ("total", "rollout", "reward", "learn", "sync"))
         assert min(phases) >= 0 and sum(phases) <= total
         seconds = rollout.counters["rollout_seconds"]  # of generating, not of waiting
