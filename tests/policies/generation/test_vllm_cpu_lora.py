@@ -5,15 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-pytest.importorskip("vllm")
+from policies.generation.installed import vllm_build
 
-from vllm.lora.layers import LoRAMapping
-from vllm.platforms import current_platform
-
-if not current_platform.is_cpu():
+if vllm_build() != "cpu":
     pytest.skip("requires vLLM for CPUs", allow_module_level=True)
-
-from policies.generation.vllm_cpu_lora import GroupedAdapters, discard_packed
 
 WIDTHS = (6, 2, 2)
 RANK, INPUTS, SLOTS = 3, 5, 4
@@ -23,6 +18,10 @@ RANK, INPUTS, SLOTS = 3, 5, 4
     "slots", [[2, 2, 2], [0, 3, 0, 2], [-1, 1, 3, -1], [-1, -1]], ids=["one", "several", "some", "none"]
 )
 def test_packed_layers_add_each_rows_own_adapter(slots: list[int]) -> None:
+    from vllm.lora.layers import LoRAMapping  # not in every test process, as it takes seconds
+
+    from policies.generation.vllm_cpu_lora import GroupedAdapters, discard_packed
+
     torch.manual_seed(0)
     a = tuple(torch.randn(SLOTS, 1, RANK, INPUTS) for _ in WIDTHS)
     b = tuple(torch.randn(SLOTS, 1, width, RANK) for width in WIDTHS)
