@@ -200,7 +200,7 @@ def execute(job: Job) -> Result:
     training = None
     if job.arm.settings is not None:
         options = ["--out", str(folder), "--continue", "--quiet"]
-        process_result = _run_command(["train", *job.study_job.words, *options], job.study_job.output)
+        process_result = run_command(["train", *job.study_job.words, *options], job.study_job.output)
         run = collect_result(job.study_job, process_result)
         training = summarize(run)
     measured, seconds = None, 0.0
@@ -209,7 +209,7 @@ def execute(job: Job) -> Result:
         shutil.rmtree(out, ignore_errors=True)  # of a killed process
         start = time.monotonic()
         words = [str(folder) if word == "RUN" else word for word in job.measure_words]
-        process_result = _run_command([*words, "--out", str(out), "--quiet"], job.study_job.output)
+        process_result = run_command([*words, "--out", str(out), "--quiet"], job.study_job.output)
         seconds = time.monotonic() - start
         if process_result.code:
             raise BenchmarkError(f"{job.name}: {' '.join(process_result.output.split()[-60:])}")
@@ -359,7 +359,7 @@ def measure(outcomes: Outcomes, lengths: Sequence[int]) -> Measured:
     )
 
 
-def _run_command(words: Sequence[str], output: Path) -> ProcessResult:
+def run_command(words: Sequence[str], output: Path) -> ProcessResult:
     """Runs a `cory` command in a session of its own; a signal stops it before KeyboardInterrupt is raised."""
     with output.open("a+", encoding="utf-8", errors="replace") as file:
         start = file.seek(0, 2)

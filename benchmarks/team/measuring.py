@@ -1,0 +1,176 @@
+"""Measures how well LLMs answer, alone and as chains of two, on the same queries with the same random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Self, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.team.design import SAMPLES, TEMPERATURE
+from cory_env.episode import ChainEpisode
+from cory_env.rewarding.episodes import give_feedback, reward_episodes
+from cory_env.rewarding.worker import RewardWorker
+from cory_env.tasks.sudoku import OBSERVER_PROMPT
+from cory_env.tasks.task import Split
+from launch.models.generators import start_generator
+from launch.models.trained import PolicySet
+from launch.probing.figures import Outcomes, SecondAnswers, best_of
+from launch.training.preflight import load_task
+from policies.generation.generator import Generator
+from policies.rollout.chain_generation import ChainRequest, generate_chains
+from policies.settings.settings import Settings
+
+BATCH_SIZE = 256
+"""Responses that are generated at once."""
+
+
+class Player(NamedTuple):
+    """An LLM: a trained policy, or the initial model of a run."""
+
+    policies: PolicySet | None
+    policy_id: str
+    model: str
+    """Path of the initial model."""
+
+
+class Way(TypedDict):
+    """A way to answer queries."""
+
+    score: float
+    """Share of right answers."""
+    tokens: float
+    """Generated tokens per query."""
+    prompt_tokens: float
+    """Tokens of all prompts of a query."""
+
+
+class Answers(NamedTuple):
+    """First answers of a player: arrays `[queries, SAMPLES]`."""
+
+    episodes: list[ChainEpisode]
+    right: NDArray[np.bool_]
+    accepted: NDArray[np.bool_]
+    length: NDArray[np.float64]
+
+
+class Table:
+    """Plays the players of some runs, whose first answers are generated once."""
+
+    def __init__(
+        self, settings: Settings, players: Mapping[str, Player], split: Split, queries: int, worker: RewardWorker
+    ) -> None:
+        """Loads the players.
+
+        Args:
+            settings: Of a chain of two with feedback.
+            players: By name.
+            worker: Of the task, with its feedback.
+        """
+        self.settings, self.worker = settings, worker
+        task, tokenizers = load_task(settings)
+        single = settings.model_copy(update={"stop_when": None})
+        blind = settings.model_copy(update={"observer_prompt": OBSERVER_PROMPT})
+        self.alone = single.make_chain(task, tokenizers, ["llm_1"])
+        self.chains = {
+            "chain": settings.make_chain(task, tokenizers, ["llm_1"] * 2),
+            "blind": blind.make_chain(load_task(blind)[0], tokenizers, ["llm_1"] * 2),
+        }
+        self.refs = [(query, k) for query in task.queries(split)[:queries] for k in range(SAMPLES)]
+        self.generator = load_players(settings, players)
+        self._first: dict[str, Answers] = {}
+
+    def first(self, name: str) -> Answers:
+        """Returns a player's first answers."""
+        if name not in self._first:
+            episodes = [ChainEpisode(self.alone, query) for query, _ in self.refs]
+            self._respond(episodes, (name,))
+            right = self._reshape([rewards[0] for rewards in reward_episodes(self.worker, episodes)]) >= 1
+            chained = [self._replay("chain", episode) for episode in episodes]
+            give_feedback(self.worker, chained)
+            accepted = self._reshape([episode.agent is None for episode in chained]) == 1
+            length = self._reshape([len(episode.responses[0]) for episode in episodes])
+            self._first[name] = Answers(episodes, right, accepted, length)
+        return self._first[name]
+
+    def best_of(self, name: str, n: int) -> Way:
+        """Returns a player's best-of-n by the check."""
+        answers = self.first(name)
+        seconds = SecondAnswers(answers.right, answers.length)  # not used
+        strategy = best_of(
+            Outcomes(answers.right, answers.length, np.zeros_like(answers.right), seconds, answers.accepted), n
+        )
+        tokens = float(strategy.tokens.mean())
+        prompt = len(answers.episodes[0].prompts[0].tokens)
+        return Way(
+            score=float(strategy.score.mean()), tokens=tokens, prompt_tokens=prompt * tokens / answers.length.mean()
+        )
+
+    def independent(self, name: str, other: str) -> Way:
+        """Returns the way in which another player answers the bare query if the check rejects the first answer."""
+        first, second = self.first(name), self.first(other)
+        rejected, prompt = ~first.accepted, len(first.episodes[0].prompts[0].tokens)
+        right = np.where(rejected, second.right.mean(1, keepdims=True), first.right)
+        tokens = first.length + rejected * second.length.mean(1, keepdims=True)
+        return Way(
+            score=float(right.mean()), tokens=float(tokens.mean()), prompt_tokens=float(prompt * (1 + rejected.mean()))
+        )
+
+    def chain(self, name: str, other: str, kind: str = "chain") -> Way:
+        """Returns the chain of two players, which ends if the check accepts the first answer.
+
+        Args:
+            kind: `chain`, with feedback, or `blind`: the second player sees the first answer without feedback.
+        """
+        episodes = [self._replay(kind, episode) for episode in self.first(name).episodes]
+        self._respond(episodes, (name, other))
+        right = np.array([rewards[-1] for rewards in reward_episodes(self.worker, episodes)], np.float64) >= 1
+        return Way(
+            score=float(right.mean()),
+            tokens=float(np.mean([sum(map(len, episode.responses)) for episode in episodes])),
+            prompt_tokens=float(np.mean([sum(len(p.tokens) for p in e.prompts[: len(e.responses)]) for e in episodes])),
+        )
+
+    def __enter__(self) -> Self:
+        """Starts the worker."""
+        self.worker.__enter__()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Releases the players and the worker."""
+        self.generator.close()
+        self.worker.__exit__(*exception)
+
+    def _replay(self, kind: str, episode: ChainEpisode) -> ChainEpisode:
+        copy = ChainEpisode(self.chains[kind], episode.query)
+        copy.respond({"tokens": episode.responses[0], "length": len(episode.responses[0])})
+        return copy
+
+    def _respond(self, episodes: Sequence[ChainEpisode], names: tuple[str, ...]) -> None:
+        """Generates the missing responses."""
+        for start in range(0, len(episodes), BATCH_SIZE):
+            requests = [
+                ChainRequest(
+                    episode,
+                    names,
+                    episode.chain.response_limits,
+                    TEMPERATURE,
+                    self.settings.seed,
+                    self.refs[start + k][1],
+                )
+                for k, episode in enumerate(episodes[start : start + BATCH_SIZE])
+            ]
+            generate_chains(self.generator, requests, lambda waiting: give_feedback(self.worker, waiting))
+
+    def _reshape(self, values: Sequence[float | None]) -> NDArray[np.float64]:
+        return np.array(values, np.float64).reshape(-1, SAMPLES)
+
+
+def load_players(settings: Settings, players: Mapping[str, Player]) -> Generator:
+    """Loads players into a generator, by name."""
+    generator = start_generator(settings, {name: player.model for name, player in players.items()}, "transformers", 1)
+    for name, player in players.items():
+        if player.policies is not None:
+            generator.load(name, player.policies.checked_weights(player.policy_id), player.policies.update)
+    return generator

@@ -1,0 +1,215 @@
+"""The runs of the study: each trains with `cory train`, measures its LLMs, and leaves a small file.
+
+OUT/results/ARM/seed_N.json       the result
+OUT/results/ARM/partners_N.json   of a team: its first LLM with the second one of the next seed
+OUT/runs/ARM/seed_N/              the run's folder, kept for these
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypedDict
+
+import torch
+
+from benchmarks.feedback.runs import Training, run_command, summarize
+from benchmarks.record import BenchmarkError
+from benchmarks.team.design import PRESET, SHARED, Arm
+from benchmarks.team.measuring import Player, Table, Way
+from cory_env.rewarding.worker import RewardWorker
+from launch.experiments.results import result_file, round_significant
+from launch.experiments.study import Arm as StudyArm
+from launch.experiments.study import Study
+from launch.experiments.study_runs import StudyJob, collect_result
+from launch.models.trained import open_trained
+from launch.run_folder.environment import Hardware, hardware, versions
+from launch.training.preflight import load_task
+from policies.files import atomic_write
+from policies.models.model_names import model_path
+
+
+class Result(TypedDict):
+    """The result of a run."""
+
+    arm: str
+    seed: int
+    command: str
+    parameters: int
+    """Of all its LLMs."""
+    train: Training
+    ways: dict[str, Way]
+    """Ways to answer, by name (`measure`); empty if the run diverged."""
+    measure_seconds: float
+    versions: dict[str, str]
+    hardware: Hardware
+
+
+class Job(NamedTuple):
+    """A run of an arm, finished or not."""
+
+    arm: Arm
+    seed: int
+    out: Path
+
+    @property
+    def name(self) -> str:
+        """The arm and the seed."""
+        return f"{self.arm.name}, seed {self.seed}"
+
+    @property
+    def result(self) -> Path:
+        """Path of the result."""
+        return result_file(self.out, self.arm.name, self.seed)
+
+    @property
+    def partners(self) -> Path:
+        """Path of the result with the next seed's partner."""
+        return self.result.with_name(f"partners_{self.seed}.json")
+
+    @property
+    def study_job(self) -> StudyJob:
+        """The same as a run of a study with one arm."""
+        arm = StudyArm(name=self.arm.name, label=self.arm.name, seeds=self.arm.seeds, differs=dict(self.arm.settings))
+        return StudyJob(Study(name="team", base=PRESET, arms={arm.name: arm}, shared=SHARED), arm, self.seed, self.out)
+
+    @property
+    def command(self) -> str:
+        """The command line of the training, without the folder, by which a result is recognized."""
+        return shlex.join(["cory", "train", *self.study_job.words])
+
+    def read(self) -> Result | None:
+        """Reads the result, if there is one.
+
+        Raises:
+            BenchmarkError: it was created with other settings.
+        """
+        if not self.result.exists():
+            return None
+        result: Result = json.loads(self.result.read_text(encoding="utf-8"))
+        if result["command"] != self.command:
+            raise BenchmarkError(f"{self.result} was created by {result['command']}, not by {self.command}. Remove it.")
+        return result
+
+    def read_partners(self) -> Way | None:
+        """Reads the result with the next seed's partner, if there is one."""
+        if not self.partners.exists():
+            return None
+        way: Way = json.loads(self.partners.read_text(encoding="utf-8"))
+        return way
+
+
+def execute(job: Job) -> Result:
+    """Trains and measures; a killed training continues.
+
+    Raises:
+        BenchmarkError: the training failed.
+        KeyboardInterrupt: after a signal; the same call continues.
+    """
+    folder = job.study_job.run
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    words = [*job.study_job.words, "--out", str(folder), "--continue", "--quiet"]
+    run = collect_result(job.study_job, run_command(["train", *words], job.study_job.output))
+    start, ways, parameters = time.monotonic(), dict[str, Way](), 0
+    if run.status == "done":
+        players = load_players(job)
+        parameters = sum(count_parameters(players[name]) for name in ("first", "second")[: job.arm.num_llms])
+        ways = measure(job, players)
+    result = Result(
+        arm=job.arm.name,
+        seed=job.seed,
+        command=job.command,
+        parameters=parameters,
+        train=summarize(run),
+        ways=ways,
+        measure_seconds=round(time.monotonic() - start, 1),
+        versions=versions(),
+        hardware=hardware(),
+    )
+    write(job.result, result)
+    return result
+
+
+def load_players(job: Job) -> dict[str, Player]:
+    """Returns the LLMs that responded first and second in the last update, and the initial model (`base`)."""
+    policies = open_trained(job.study_job.run, "latest")
+    names = ("first", "second")
+    roles = [*policies.metrics[-1]["roles"].values()]
+    players = {
+        name: Player(policies, policy_id, policies.base_path(policy_id))
+        for name, policy_id in zip(names, roles * 2, strict=False)
+    }
+    return {**players, "base": Player(None, "", model_path(SHARED["model"]))}
+
+
+def measure(job: Job, players: Mapping[str, Player]) -> dict[str, Way]:
+    """Measures the ways in which a run's LLMs can answer.
+
+    Returns:
+        By name: `one_answer`, `best_of_2` and `best_of_3` of the first LLM; `chain` and `blind`, a chain in which the
+        second agent sees no feedback. Of a single agent also the same of the initial model, with `base ` in front. Of a
+        team also `swapped`; `first only` and `second only`, chains of one LLM; and `best_of_2_both`.
+    """
+    is_team = job.arm.num_llms == 2
+    needed = {"first", "second"} if is_team else {"first", "base"} if job.arm.kind == "single" else {"first"}
+    with open_table(job, {name: player for name, player in players.items() if name in needed}) as table:
+        ways = _alone(table, "first")
+        if not is_team:
+            ways |= {kind: table.chain("first", "first", kind) for kind in ("chain", "blind")}
+        if "base" in needed:
+            ways |= {f"base {name}": way for name, way in _alone(table, "base").items()}
+            ways |= {f"base {kind}": table.chain("base", "base", kind) for kind in ("chain", "blind")}
+        if is_team:
+            ways["chain"] = table.chain("first", "second")
+            ways["swapped"] = table.chain("second", "first")
+            ways["first only"] = table.chain("first", "first")
+            ways["second only"] = table.chain("second", "second")
+            ways["best_of_2_both"] = table.independent("first", "second")
+    return ways
+
+
+def measure_partners(job: Job, other: Job) -> Way:
+    """Measures the first LLM of a team with the second one of another seed, and writes the result."""
+    players = {"first": load_players(job)["first"], "second": load_players(other)["second"]}
+    with open_table(job, players) as table:
+        way = table.chain("first", "second")
+    write(job.partners, way)
+    return way
+
+
+def open_table(job: Job, players: Mapping[str, Player]) -> Table:
+    """Returns a table for the players of a run, with the queries and random numbers of its seed."""
+    torch.set_num_threads(1)
+    chain = Job(job.arm._replace(kind="feedback"), job.seed, job.out).study_job
+    settings = chain.study.settings(chain.arm, job.seed).model_copy(update={"backend": "transformers"})
+    task, _ = load_task(settings)
+    worker = RewardWorker(task.reward, feedback=task.feedback, timeout=settings.reward_timeout)
+    return Table(settings, players, job.arm.split, job.arm.queries, worker)
+
+
+def count_parameters(player: Player) -> int:
+    """Returns the number of trained parameters of a policy."""
+    assert player.policies is not None
+    return sum(weight.size for weight in player.policies.checked_weights(player.policy_id).values())
+
+
+def write(path: Path, result: Mapping[str, object]) -> None:
+    """Writes a result atomically, a line per entry."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rounded = round_significant(dict(result))
+    assert isinstance(rounded, dict)
+    lines = [f'"{key}": {json.dumps(value, ensure_ascii=False)}' for key, value in rounded.items()]
+    atomic_write(path, "{\n " + ",\n ".join(lines) + "\n}\n")
+
+
+def list_jobs(arms: Sequence[Arm], out: Path) -> list[Job]:
+    """Returns the runs of some arms, ordered by seed, so that arms can be compared before all runs are done."""
+    jobs = [Job(arm, seed, out) for arm in arms for seed in arm.seeds]
+    return sorted(jobs, key=lambda job: job.arm.seeds.index(job.seed))
+
+
+def _alone(table: Table, name: str) -> dict[str, Way]:
+    return {"one_answer": table.best_of(name, 1), **{f"best_of_{n}": table.best_of(name, n) for n in (2, 3)}}
