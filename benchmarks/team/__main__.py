@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.record import BenchmarkError
 from benchmarks.team.analysis import best_rates, read_results
 from benchmarks.team.design import main_arms, pilot_arms
+from benchmarks.team.measuring import Way
 from benchmarks.team.runs import Job, Result, execute, list_jobs, measure_partners
 from benchmarks.team.tables import draw, print_tables
 from launch.console.interrupts import Interrupts
@@ -35,8 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 failures = run_study(options.out, options.stages)
         stages, rates = load_stages(options.out)
         print_tables(sys.stdout, stages, rates)
-        if options.picture and rates:
-            draw(options.picture, read_results(stages["main"]), rates)
+        if options.picture and rates and (results := read_results(stages["main"])):
+            draw(options.picture, results, rates)
     except BenchmarkError as error:
         print(error, file=sys.stderr)
         return 2
@@ -46,8 +47,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if failures else 0
 
 
-def run_study(out: Path, num_stages: int = 2, run: Callable[[Job], Result] = execute) -> list[str]:
+def run_study(
+    out: Path,
+    num_stages: int = 2,
+    run: Callable[[Job], Result] = execute,
+    measure_partners: Callable[[Job, Job], Way] = measure_partners,
+) -> list[str]:
     """Does the missing runs, stage by stage, then measures teams with partners of other seeds.
+
+    Args:
+        out: The study's folder.
+        num_stages: Number of stages to do.
+        run: Does a run and writes its result.
+        measure_partners: Measures the first LLM of a team with the second one of another seed, and writes the result.
 
     Returns:
         The messages of runs that failed; the same call repeats them.
@@ -66,20 +78,20 @@ def run_study(out: Path, num_stages: int = 2, run: Callable[[Job], Result] = exe
                     failures[job.name] = str(error)
                     print(f"{job.name} failed: {error}", file=sys.stderr, flush=True)
         stage += 1
-    for jobs in stages[1:]:
-        measure_all_partners(jobs)
+    for job, other in (pair for jobs in stages[1:] for pair in missing_partners(jobs)):
+        measure_partners(job, other)
     return list(failures.values())
 
 
-def measure_all_partners(jobs: Sequence[Job]) -> None:
-    """Measures the first LLM of each team with the second one of the next seed, of the last seed with the first."""
+def missing_partners(jobs: Sequence[Job]) -> Iterator[tuple[Job, Job]]:
+    """Yields each team with the one of the next seed, the last with the first, if they are trained but not measured."""
     for job in jobs:
         seeds = job.arm.seeds
         other = job._replace(seed=seeds[(seeds.index(job.seed) + 1) % len(seeds)])
-        runs = [one.read() for one in (job, other)]
-        if job.arm.num_llms < 2 or job.partners.exists() or not all(one is not None and one["ways"] for one in runs):
-            continue
-        measure_partners(job, other)
+        if job.arm.num_llms == 2 and not job.partners.exists():
+            results = [one.read() for one in (job, other)]
+            if all(result is not None and result["ways"] for result in results):
+                yield job, other
 
 
 def load_stages(out: Path) -> tuple[dict[str, list[Job]], dict[str, float] | None]:

@@ -225,7 +225,7 @@ def test_the_program_is_the_first_block_of_python_or_without_a_language_or_the_w
 
 def test_settings_in_the_reward_s_name_are_checked_at_the_start() -> None:
     slow = "import time\ndef f(): time.sleep(30); return 1"
-    with RewardWorker(f"cory_env.rewards.code:all_passed?sandbox={sandbox()}&seconds=5", timeout=60) as worker:
+    with RewardWorker(f"cory_env.rewards.code:all_passed?sandbox={sandbox()}&seconds=8", timeout=60) as worker:
         assert worker.rewards(["?"] * 2, [slow, slow.replace("30", "0")], {"tests": [["assert f() == 1"]] * 2}) == [
             0.0,
             1.0,
