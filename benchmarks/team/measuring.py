@@ -26,10 +26,10 @@ BATCH_SIZE = 256
 """Responses that are generated at once."""
 
 
-class Player(NamedTuple):
+class Policy(NamedTuple):
     """An LLM: a trained policy, or the initial model of a run."""
 
-    policies: PolicySet | None
+    trained: PolicySet | None
     policy_id: str
     model: str
     """Path of the initial model."""
@@ -47,7 +47,7 @@ class Way(TypedDict):
 
 
 class Answers(NamedTuple):
-    """First answers of a player: arrays `[queries, SAMPLES]`."""
+    """First answers of a policy: arrays `[queries, SAMPLES]`."""
 
     episodes: list[ChainEpisode]
     right: NDArray[np.bool_]
@@ -55,17 +55,17 @@ class Answers(NamedTuple):
     length: NDArray[np.float64]
 
 
-class Table:
-    """Plays the players of some runs, whose first answers are generated once."""
+class Measurement:
+    """Lets policies answer the same queries; the first answers of each are generated once."""
 
     def __init__(
-        self, settings: Settings, players: Mapping[str, Player], split: Split, queries: int, worker: RewardWorker
+        self, settings: Settings, policies: Mapping[str, Policy], split: Split, queries: int, worker: RewardWorker
     ) -> None:
-        """Loads the players.
+        """Loads the policies.
 
         Args:
             settings: Of a chain of two with feedback.
-            players: By name.
+            policies: By name.
             worker: Of the task, with its feedback.
         """
         self.settings, self.worker = settings, worker
@@ -78,11 +78,11 @@ class Table:
             "blind": blind.make_chain(load_task(blind)[0], tokenizers, ["llm_1"] * 2),
         }
         self.refs = [(query, k) for query in task.queries(split)[:queries] for k in range(SAMPLES)]
-        self.generator = load_players(settings, players)
+        self.generator = load_policies(settings, policies)
         self._first: dict[str, Answers] = {}
 
     def first(self, name: str) -> Answers:
-        """Returns a player's first answers."""
+        """Returns a policy's first answers."""
         if name not in self._first:
             episodes = [ChainEpisode(self.alone, query) for query, _ in self.refs]
             self._respond(episodes, (name,))
@@ -95,7 +95,7 @@ class Table:
         return self._first[name]
 
     def best_of(self, name: str, n: int) -> Way:
-        """Returns a player's best-of-n by the check."""
+        """Returns a policy's best-of-n by the check."""
         answers = self.first(name)
         seconds = SecondAnswers(answers.right, answers.length)  # not used
         strategy = best_of(
@@ -108,7 +108,7 @@ class Table:
         )
 
     def independent(self, name: str, other: str) -> Way:
-        """Returns the way in which another player answers the bare query if the check rejects the first answer."""
+        """Returns the way in which another policy answers the bare query if the check rejects the first answer."""
         first, second = self.first(name), self.first(other)
         rejected, prompt = ~first.accepted, len(first.episodes[0].prompts[0].tokens)
         right = np.where(rejected, second.right.mean(1, keepdims=True), first.right)
@@ -118,10 +118,10 @@ class Table:
         )
 
     def chain(self, name: str, other: str, kind: str = "chain") -> Way:
-        """Returns the chain of two players, which ends if the check accepts the first answer.
+        """Returns the chain of two policies, which ends if the check accepts the first answer.
 
         Args:
-            kind: `chain`, with feedback, or `blind`: the second player sees the first answer without feedback.
+            kind: `chain`, with feedback, or `blind`: the second policy sees the first answer without feedback.
         """
         episodes = [self._replay(kind, episode) for episode in self.first(name).episodes]
         self._respond(episodes, (name, other))
@@ -138,7 +138,7 @@ class Table:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Releases the players and the worker."""
+        """Releases the policies and the worker."""
         self.generator.close()
         self.worker.__exit__(*exception)
 
@@ -167,10 +167,10 @@ class Table:
         return np.array(values, np.float64).reshape(-1, SAMPLES)
 
 
-def load_players(settings: Settings, players: Mapping[str, Player]) -> Generator:
-    """Loads players into a generator, by name."""
-    generator = start_generator(settings, {name: player.model for name, player in players.items()}, "transformers", 1)
-    for name, player in players.items():
-        if player.policies is not None:
-            generator.load(name, player.policies.checked_weights(player.policy_id), player.policies.update)
+def load_policies(settings: Settings, policies: Mapping[str, Policy]) -> Generator:
+    """Loads policies into a generator, by name."""
+    generator = start_generator(settings, {name: policy.model for name, policy in policies.items()}, "transformers", 1)
+    for name, policy in policies.items():
+        if policy.trained is not None:
+            generator.load(name, policy.trained.checked_weights(policy.policy_id), policy.trained.update)
     return generator

@@ -19,7 +19,7 @@ import torch
 from benchmarks.feedback.runs import Training, run_command, summarize
 from benchmarks.record import BenchmarkError
 from benchmarks.team.design import PRESET, SHARED, Arm
-from benchmarks.team.measuring import Player, Table, Way
+from benchmarks.team.measuring import Measurement, Policy, Way
 from cory_env.rewarding.worker import RewardWorker
 from launch.experiments.results import result_file, round_significant
 from launch.experiments.study import Arm as StudyArm
@@ -115,9 +115,9 @@ def execute(job: Job) -> Result:
     run = collect_result(job.study_job, run_command(["train", *words], job.study_job.output))
     start, ways, parameters = time.monotonic(), dict[str, Way](), 0
     if run.status == "done":
-        players = load_players(job)
-        parameters = sum(count_parameters(players[name]) for name in ("first", "second")[: job.arm.num_llms])
-        ways = measure(job, players)
+        policies = load_policies(job)
+        parameters = sum(count_parameters(policies[name]) for name in ("first", "second")[: job.arm.num_llms])
+        ways = measure(job, policies)
     result = Result(
         arm=job.arm.name,
         seed=job.seed,
@@ -133,19 +133,19 @@ def execute(job: Job) -> Result:
     return result
 
 
-def load_players(job: Job) -> dict[str, Player]:
+def load_policies(job: Job) -> dict[str, Policy]:
     """Returns the LLMs that responded first and second in the last update, and the initial model (`base`)."""
-    policies = open_trained(job.study_job.run, "latest")
+    trained = open_trained(job.study_job.run, "latest")
     names = ("first", "second")
-    roles = [*policies.metrics[-1]["roles"].values()]
-    players = {
-        name: Player(policies, policy_id, policies.base_path(policy_id))
-        for name, policy_id in zip(names, roles * 2, strict=False)
+    policy_ids = [*trained.metrics[-1]["roles"].values()]
+    policies = {
+        name: Policy(trained, policy_id, trained.base_path(policy_id))
+        for name, policy_id in zip(names, policy_ids * 2, strict=False)
     }
-    return {**players, "base": Player(None, "", model_path(SHARED["model"]))}
+    return {**policies, "base": Policy(None, "", model_path(SHARED["model"]))}
 
 
-def measure(job: Job, players: Mapping[str, Player]) -> dict[str, Way]:
+def measure(job: Job, policies: Mapping[str, Policy]) -> dict[str, Way]:
     """Measures the ways in which a run's LLMs can answer.
 
     Returns:
@@ -155,45 +155,45 @@ def measure(job: Job, players: Mapping[str, Player]) -> dict[str, Way]:
     """
     is_team = job.arm.num_llms == 2
     needed = {"first", "second"} if is_team else {"first", "base"} if job.arm.kind == "single" else {"first"}
-    with open_table(job, {name: player for name, player in players.items() if name in needed}) as table:
-        ways = _alone(table, "first")
+    with open_measurement(job, {name: policy for name, policy in policies.items() if name in needed}) as measurement:
+        ways = _alone(measurement, "first")
         if not is_team:
-            ways |= {kind: table.chain("first", "first", kind) for kind in ("chain", "blind")}
+            ways |= {kind: measurement.chain("first", "first", kind) for kind in ("chain", "blind")}
         if "base" in needed:
-            ways |= {f"base {name}": way for name, way in _alone(table, "base").items()}
-            ways |= {f"base {kind}": table.chain("base", "base", kind) for kind in ("chain", "blind")}
+            ways |= {f"base {name}": way for name, way in _alone(measurement, "base").items()}
+            ways |= {f"base {kind}": measurement.chain("base", "base", kind) for kind in ("chain", "blind")}
         if is_team:
-            ways["chain"] = table.chain("first", "second")
-            ways["swapped"] = table.chain("second", "first")
-            ways["first only"] = table.chain("first", "first")
-            ways["second only"] = table.chain("second", "second")
-            ways["best_of_2_both"] = table.independent("first", "second")
+            ways["chain"] = measurement.chain("first", "second")
+            ways["swapped"] = measurement.chain("second", "first")
+            ways["first only"] = measurement.chain("first", "first")
+            ways["second only"] = measurement.chain("second", "second")
+            ways["best_of_2_both"] = measurement.independent("first", "second")
     return ways
 
 
 def measure_partners(job: Job, other: Job) -> Way:
     """Measures the first LLM of a team with the second one of another seed, and writes the result."""
-    players = {"first": load_players(job)["first"], "second": load_players(other)["second"]}
-    with open_table(job, players) as table:
-        way = table.chain("first", "second")
+    policies = {"first": load_policies(job)["first"], "second": load_policies(other)["second"]}
+    with open_measurement(job, policies) as measurement:
+        way = measurement.chain("first", "second")
     write(job.partners, way)
     return way
 
 
-def open_table(job: Job, players: Mapping[str, Player]) -> Table:
-    """Returns a table for the players of a run, with the queries and random numbers of its seed."""
+def open_measurement(job: Job, policies: Mapping[str, Policy]) -> Measurement:
+    """Returns the measurement of the policies of a run, with the queries and random numbers of its seed."""
     torch.set_num_threads(1)
     chain = Job(job.arm._replace(kind="feedback"), job.seed, job.out).study_job
     settings = chain.study.settings(chain.arm, job.seed).model_copy(update={"backend": "transformers"})
     task, _ = load_task(settings)
     worker = RewardWorker(task.reward, feedback=task.feedback, timeout=settings.reward_timeout)
-    return Table(settings, players, job.arm.split, job.arm.queries, worker)
+    return Measurement(settings, policies, job.arm.split, job.arm.queries, worker)
 
 
-def count_parameters(player: Player) -> int:
+def count_parameters(policy: Policy) -> int:
     """Returns the number of trained parameters of a policy."""
-    assert player.policies is not None
-    return sum(weight.size for weight in player.policies.checked_weights(player.policy_id).values())
+    assert policy.trained is not None
+    return sum(weight.size for weight in policy.trained.checked_weights(policy.policy_id).values())
 
 
 def write(path: Path, result: Mapping[str, object]) -> None:
@@ -211,5 +211,8 @@ def list_jobs(arms: Sequence[Arm], out: Path) -> list[Job]:
     return sorted(jobs, key=lambda job: job.arm.seeds.index(job.seed))
 
 
-def _alone(table: Table, name: str) -> dict[str, Way]:
-    return {"one_answer": table.best_of(name, 1), **{f"best_of_{n}": table.best_of(name, n) for n in (2, 3)}}
+def _alone(measurement: Measurement, name: str) -> dict[str, Way]:
+    return {
+        "one_answer": measurement.best_of(name, 1),
+        **{f"best_of_{n}": measurement.best_of(name, n) for n in (2, 3)},
+    }

@@ -23,8 +23,8 @@ from benchmarks.team.design import (
     main_arms,
     pilot_arms,
 )
-from benchmarks.team.measuring import Player, Way
-from benchmarks.team.runs import Job, Result, list_jobs, open_table, write
+from benchmarks.team.measuring import Policy, Way
+from benchmarks.team.runs import Job, Result, list_jobs, open_measurement, write
 from policies.models.model_names import model_path
 
 WAYS = ("one_answer", "best_of_2", "best_of_3", "blind", "chain")
@@ -158,17 +158,19 @@ def test_a_result_of_other_settings_is_rejected(tmp_path: Path) -> None:
 
 
 def test_ways_are_measured_on_the_same_first_answers(tmp_path: Path) -> None:
-    player = Player(None, "", model_path(SHARED["model"]))
+    policy = Policy(None, "", model_path(SHARED["model"]))
     job = Job(Arm("single", 1e-4, (0,), "validation", 16), 0, tmp_path)
-    with open_table(job, {"one": player, "other": player}) as table:
-        one, two = table.best_of("one", 1), table.best_of("one", 2)
-        assert one["score"] == pytest.approx(table.first("one").right.mean()) and one["score"] < 1
+    with open_measurement(job, {"one": policy, "other": policy}) as measurement:
+        one, two = measurement.best_of("one", 1), measurement.best_of("one", 2)
+        assert one["score"] == pytest.approx(measurement.first("one").right.mean()) and one["score"] < 1
         assert one["prompt_tokens"] == 37
-        rejected = 1 - table.first("one").accepted.mean()
-        chain, blind = table.chain("one", "one"), table.chain("one", "one", "blind")
-        assert chain == table.chain("one", "other")  # LLMs with equal weights answer alike
-        assert table.first("one").right.tolist() == table.first("one").accepted.tolist()  # the check is exact
-        for way, second_prompt in ((two, 37), (chain, 111), (blind, 74), (table.independent("one", "other"), 37)):
+        rejected = 1 - measurement.first("one").accepted.mean()
+        chain, blind = measurement.chain("one", "one"), measurement.chain("one", "one", "blind")
+        assert chain == measurement.chain("one", "other")  # LLMs with equal weights answer alike
+        assert (
+            measurement.first("one").right.tolist() == measurement.first("one").accepted.tolist()
+        )  # the check is exact
+        for way, second_prompt in ((two, 37), (chain, 111), (blind, 74), (measurement.independent("one", "other"), 37)):
             assert one["score"] <= way["score"] <= 1
             assert way["prompt_tokens"] == pytest.approx(37 + rejected * second_prompt, rel=0.02)
         assert chain["score"] > blind["score"]  # feedback pays
