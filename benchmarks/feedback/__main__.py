@@ -11,35 +11,26 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from benchmarks.arm_runs import do_missing, run_and_show
 from benchmarks.feedback.analysis import chain_names, choose, choose_single, find_finalists, single_names
 from benchmarks.feedback.design import Choice, chain_pilots, main_arms, other_arms, single_pilots
 from benchmarks.feedback.runs import Job, Result, execute, list_jobs
 from benchmarks.feedback.tables import group_results, print_tables
-from benchmarks.record import BenchmarkError
-from launch.console.interrupts import Interrupts
 
 NUM_STAGES = 4
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the study; returns 0, 1 if runs failed, 2 if the folder cannot be used, or 128 + a signal's number."""
+    """Runs the study; see `run_and_show` for the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.feedback", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the study's folder")
     parser.add_argument("--show", action="store_true", help="only print what is there")
     parser.add_argument("--stages", type=int, default=NUM_STAGES, metavar="N", help="end after the first N stages")
     options = parser.parse_args(argv)
-    interrupts = Interrupts(lambda: None)
-    try:
-        with interrupts:
-            failures = [] if options.show else run_study(options.out, options.stages)
-        print_tables(sys.stdout, *load_stages(options.out))
-    except BenchmarkError as error:
-        print(error, file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("Stopped. The same command continues.", file=sys.stderr)
-        return interrupts.exit_code
-    return 1 if failures else 0
+    return run_and_show(
+        lambda: [] if options.show else run_study(options.out, options.stages),
+        lambda: print_tables(sys.stdout, *load_stages(options.out)),
+    )
 
 
 def run_study(out: Path, num_stages: int = NUM_STAGES, run: Callable[[Job], Result] = execute) -> list[str]:
@@ -54,26 +45,8 @@ def run_study(out: Path, num_stages: int = NUM_STAGES, run: Callable[[Job], Resu
         The messages of runs that failed; the same call repeats them.
     """
     failures: dict[str, str] = {}
-    progress = True
-    while progress:
-        progress = False
-        jobs = [job for _, stage_jobs in load_stages(out)[0][:num_stages] for job in stage_jobs]
-        for job in jobs:
-            if job.name in failures or job.result.exists():
-                continue
-            lock = job.study_job.claim()
-            if lock is None:  # another process does it
-                continue
-            with lock:
-                if job.result.exists():
-                    continue
-                progress = True
-                try:
-                    run(job)
-                    print(f"{job.name}: done", flush=True)
-                except BenchmarkError as error:
-                    failures[job.name] = str(error)
-                    print(f"{job.name} failed: {error}", file=sys.stderr, flush=True)
+    while do_missing((job for _, jobs in load_stages(out)[0][:num_stages] for job in jobs), run, failures):
+        pass  # results define further runs
     return list(failures.values())
 
 

@@ -1,9 +1,7 @@
 """The runs of the study: each is `cory train` and then `cory probe`, and results in a small file.
 
-OUT/results/ARM/seed_N.json   the result
-OUT/runs/ARM/seed_N/          the run's folder, and beside it `seed_N.probe/`; both are removed at the end
-OUT/runs/ARM/seed_N.txt       the output of both commands
-OUT/runs/ARM/seed_N.lock      held by the process that works on it, so that several processes can share the study
+Beside the files of `benchmarks.arm_runs` there is OUT/runs/ARM/seed_N.probe/. It and the run's folder are removed at
+the end.
 """
 
 from __future__ import annotations
@@ -12,30 +10,26 @@ import datetime
 import json
 import shlex
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 
+from benchmarks.arm_runs import ArmRun, by_seed, run_command, write
 from benchmarks.feedback.design import PRESET, SHARED, Arm, prompt_lengths
 from benchmarks.record import BenchmarkError
 from launch.evaluation.batches import RESPONSES
 from launch.evaluation.figures import BASE
-from launch.experiments.results import StudyRun, result_file, round_significant
-from launch.experiments.study import Arm as StudyArm
-from launch.experiments.study import Study, to_cli_setting
-from launch.experiments.study_runs import ProcessResult, StudyJob, collect_result
+from launch.experiments.results import StudyRun
+from launch.experiments.study import to_cli_setting
+from launch.experiments.study_runs import collect_result
 from launch.probing.figures import Outcomes, best_of, compute_figures
 from launch.probing.probe import RESULT, collect_outcomes
 from launch.probing.sampler import ProbedSample
 from launch.run_folder.environment import Hardware, hardware, versions
 from launch.run_folder.records import Update
-from policies.files import atomic_write
 from policies.settings.migration.removed import WITHOUT_EFFECT
 from policies.settings.settings import Settings
 
@@ -95,32 +89,10 @@ class Result(TypedDict):
     date: str
 
 
-class Job(NamedTuple):
+class Job(ArmRun[Arm]):
     """A run of an arm, finished or not."""
 
-    arm: Arm
-    seed: int
-    out: Path
-    """Folder of the study."""
-
-    @property
-    def name(self) -> str:
-        """The arm and the seed."""
-        return f"{self.arm.name}, seed {self.seed}"
-
-    @property
-    def result(self) -> Path:
-        """Path of the result."""
-        return result_file(self.out, self.arm.name, self.seed)
-
-    @property
-    def study_job(self) -> StudyJob:
-        """The same as a run of a study with one arm."""
-        arm = StudyArm(
-            name=self.arm.name, label=self.arm.name, seeds=self.arm.seeds, differs=dict(self.arm.settings or {})
-        )
-        study = Study(name="feedback", base=PRESET, arms={arm.name: arm}, shared=SHARED)
-        return StudyJob(study, arm, self.seed, self.out)
+    study, preset, shared = "feedback", PRESET, SHARED
 
     @property
     def settings(self) -> Settings:
@@ -183,9 +155,8 @@ class Job(NamedTuple):
 
 
 def list_jobs(arms: Sequence[Arm], out: Path) -> list[Job]:
-    """Returns the runs of some arms, ordered by seed, so that arms can be compared before all runs are done."""
-    jobs = [Job(arm, seed, out) for arm in arms for seed in arm.seeds]
-    return sorted(jobs, key=lambda job: job.arm.seeds.index(job.seed))
+    """Returns the runs of some arms, ordered by seed."""
+    return by_seed(Job(arm, seed, out) for arm in arms for seed in arm.seeds)
 
 
 def execute(job: Job) -> Result:
@@ -229,19 +200,6 @@ def execute(job: Job) -> Result:
     for path in (folder, folder.with_suffix(".probe")):
         shutil.rmtree(path, ignore_errors=True)
     return result
-
-
-def write(path: Path, result: Result) -> None:
-    """Writes a result atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [f'"{key}": {json.dumps(value, ensure_ascii=False)}' for key, value in _rounded(result).items()]
-    atomic_write(path, "{\n " + ",\n ".join(lines) + "\n}\n")
-
-
-def _rounded(result: Result) -> dict[str, Any]:
-    rounded = round_significant(dict(result))
-    assert isinstance(rounded, dict)
-    return rounded
 
 
 def summarize(run: StudyRun) -> Training:
@@ -357,25 +315,3 @@ def measure(outcomes: Outcomes, lengths: Sequence[int]) -> Measured:
             prompt_tokens=lengths[0] + asked_again * lengths[1],
         ),
     )
-
-
-def run_command(words: Sequence[str], output: Path) -> ProcessResult:
-    """Runs a `cory` command in a session of its own; a signal stops it before KeyboardInterrupt is raised."""
-    with output.open("a+", encoding="utf-8", errors="replace") as file:
-        start = file.seek(0, 2)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "cory_rllib", *words],
-            stdout=file,
-            stderr=file,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        try:
-            code = process.wait()
-        except KeyboardInterrupt:
-            process.send_signal(signal.SIGTERM)
-            process.wait()
-            raise
-        file.seek(start)
-        text = file.read()
-    return ProcessResult(code, text)

@@ -7,6 +7,7 @@ from typing import TextIO
 
 from rich.table import Table
 
+from benchmarks.arm_runs import missing_runs
 from benchmarks.feedback.analysis import (
     ContrastResult,
     Results,
@@ -77,15 +78,6 @@ def group_results(jobs: Sequence[Job]) -> dict[str, dict[int, Result]]:
         if result is not None:
             results.setdefault(job.arm.name, {})[job.seed] = result
     return results
-
-
-def missing_runs(jobs: Sequence[Job]) -> str:
-    """Returns the runs without a result, by arm."""
-    missing: dict[str, list[int]] = {}
-    for job in jobs:
-        if not job.result.exists():
-            missing.setdefault(job.arm.name, []).append(job.seed)
-    return "; ".join(f"{arm} {', '.join(map(str, seeds))}" for arm, seeds in missing.items())
 
 
 def pilot_table(results: Results) -> Table:

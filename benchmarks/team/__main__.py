@@ -8,43 +8,33 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.record import BenchmarkError
+from benchmarks.arm_runs import do_missing, run_and_show
 from benchmarks.team.analysis import best_rates, read_results
 from benchmarks.team.design import main_arms, pilot_arms
 from benchmarks.team.measuring import Way
 from benchmarks.team.runs import Job, Result, execute, list_jobs, measure_partners
 from benchmarks.team.tables import draw, print_tables
-from launch.console.interrupts import Interrupts
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the study; returns 0, 1 if runs failed, 2 if the folder cannot be used, or 128 + a signal's number."""
+    """Runs the study; see `run_and_show` for the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.team", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the study's folder")
     parser.add_argument("--show", action="store_true", help="only print what is there")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="also draw the picture")
     parser.add_argument("--stages", type=int, default=2, metavar="N", help="end after the first N stages")
     options = parser.parse_args(argv)
-    interrupts = Interrupts(lambda: None)
-    failures: list[str] = []
-    try:
-        with interrupts:
-            if not options.show:
-                failures = run_study(options.out, options.stages)
+
+    def show() -> None:
         stages, rates = load_stages(options.out)
         print_tables(sys.stdout, stages, rates)
         if options.picture and rates and (results := read_results(stages["main"])):
             draw(options.picture, results, rates)
-    except BenchmarkError as error:
-        print(error, file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("Stopped. The same command continues.", file=sys.stderr)
-        return interrupts.exit_code
-    return 1 if failures else 0
+
+    return run_and_show(lambda: [] if options.show else run_study(options.out, options.stages), show)
 
 
 def run_study(
@@ -65,33 +55,21 @@ def run_study(
         The messages of runs that failed; the same call repeats them.
     """
     failures: dict[str, str] = {}
-    stage = 0
-    while stage < len(stages := [*load_stages(out)[0].values()][:num_stages]):
-        for job in stages[stage]:
-            if job.result.exists() or (lock := job.study_job.claim()) is None:  # another process does it
-                continue
-            with lock:
-                try:
-                    run(job)
-                    print(f"{job.name}: done", flush=True)
-                except BenchmarkError as error:
-                    failures[job.name] = str(error)
-                    print(f"{job.name} failed: {error}", file=sys.stderr, flush=True)
-        stage += 1
-    for job, other in (pair for jobs in stages[1:] for pair in missing_partners(jobs)):
-        measure_partners(job, other)
+    while do_missing((job for jobs in [*load_stages(out)[0].values()][:num_stages] for job in jobs), run, failures):
+        pass  # the results of the pilot define the main runs
+    for job in load_stages(out)[0].get("main", [])[: None if num_stages > 1 else 0]:
+        if (other := partner(job)) is not None:
+            measure_partners(job, other)
     return list(failures.values())
 
 
-def missing_partners(jobs: Sequence[Job]) -> Iterator[tuple[Job, Job]]:
-    """Yields each team with the one of the next seed, the last with the first, if they are trained but not measured."""
-    for job in jobs:
-        seeds = job.arm.seeds
-        other = job._replace(seed=seeds[(seeds.index(job.seed) + 1) % len(seeds)])
-        if job.arm.num_llms == 2 and not job.partners.exists():
-            results = [one.read() for one in (job, other)]
-            if all(result is not None and result["ways"] for result in results):
-                yield job, other
+def partner(job: Job) -> Job | None:
+    """Returns the team of the next seed, of the last seed the first one's; None if it is measured or cannot be yet."""
+    seeds = job.arm.seeds
+    other = Job(job.arm, seeds[(seeds.index(job.seed) + 1) % len(seeds)], job.out)
+    results = [one.read() for one in (job, other)]
+    is_trained = all(result is not None and result["ways"] for result in results)
+    return other if job.arm.num_llms == 2 and is_trained and not job.partners.exists() else None
 
 
 def load_stages(out: Path) -> tuple[dict[str, list[Job]], dict[str, float] | None]:

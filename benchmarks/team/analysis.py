@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from benchmarks.team.design import CONTRASTS, KINDS, OWN_WAYS, PILOT_SEEDS, RATES, SWAP, Arm, Contrast
+from benchmarks.feedback.design import PILOT_SEEDS
+from benchmarks.team.design import CONTRASTS, KINDS, OWN_WAYS, RATES, SWAP, Contrast
 from benchmarks.team.runs import Job, Result
 from launch.display.statistics import Difference, Estimate, estimate_difference, holm, mean_ci
 
@@ -57,10 +58,10 @@ def evaluate_contrasts(results: Results, rates: Mapping[str, float]) -> list[Con
 
     Contrasts without common seeds are left out. Those at equal rates are needed where the best rates differ.
     """
-    planned = [_contrast(results, contrast, rates) for contrast in CONTRASTS] + [_swap(results, rates)]
-    planned = [contrast for contrast in planned if contrast is not None]
-    corrected = holm([contrast.difference.p for contrast in planned if contrast], len(CONTRASTS) + 1)
-    best = [contrast._replace(p=p) for contrast, p in zip(filter(None, planned), corrected, strict=True)]
+    planned = [*(_contrast(results, contrast, rates) for contrast in CONTRASTS), _swap(results, rates)]
+    best = [contrast for contrast in planned if contrast is not None]
+    corrected = holm([contrast.difference.p for contrast in best], len(planned))
+    best = [contrast._replace(p=p) for contrast, p in zip(best, corrected, strict=True)]
     equal = [
         _contrast(results, contrast, dict.fromkeys(KINDS, lr))
         for contrast in CONTRASTS
@@ -101,17 +102,3 @@ def _summarize(
         return None
     one, other = (mean_ci(pair[side] for pair in pairs.values()).mean for side in (0, 1))
     return ContrastResult(name, rates, (one, other), difference)
-
-
-def missing(jobs: Sequence[Job]) -> str:
-    """Returns the runs without a result, by arm."""
-    seeds: dict[str, list[int]] = {}
-    for job in jobs:
-        if not job.result.exists():
-            seeds.setdefault(job.arm.name, []).append(job.seed)
-    return "; ".join(f"{arm} {', '.join(map(str, numbers))}" for arm, numbers in seeds.items())
-
-
-def arms_of(jobs: Iterable[Job]) -> list[Arm]:
-    """Returns the arms of some runs, in order."""
-    return list(dict.fromkeys(job.arm for job in jobs))

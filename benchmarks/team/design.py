@@ -14,31 +14,12 @@ conversation. So "one LLM with turns" and "one LLM in both roles of a chain" are
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from benchmarks.feedback import design as feedback
+from benchmarks.feedback.design import GROUP_SIZE, PILOT_SEEDS, RESPONSES
 from cory_env.tasks.sudoku import OBSERVER_PROMPT
 from cory_env.tasks.task import Split
-from policies.settings.fields import Fields
 
-PRESET = "sudoku-tiny"
-GROUP_SIZE = 4
-"""Responses per query and role with RLOO."""
-RESPONSES = 256
-"""Responses per update, over all LLMs."""
-SHARED: dict[str, Any] = {
-    "model": "sudoku-llama-tiny",
-    "dtype": "fp32",
-    "num_updates": 30,
-    "lr_schedule": "linear",
-    "warmup_updates": 5,
-    "kl_coef": 0.02,
-    "num_epochs": 2,
-    "minibatch_size": RESPONSES // 2,
-    "eval_every": 30,
-    "eval_queries": 250,
-    "checkpoint_every": 30,
-    "keep_checkpoints": 1,
-    "advantage": "rloo",
-    "num_generations": GROUP_SIZE,
-}
+SHARED: dict[str, Any] = {**feedback.SHARED, "eval_every": 30, "advantage": "rloo", "num_generations": GROUP_SIZE}
 """Settings of all arms, also if they are the preset's, which may change."""
 SINGLE: dict[str, Any] = {"num_agents": 1, "queries_per_update": RESPONSES // GROUP_SIZE}
 TURNS: dict[str, Any] = {
@@ -60,7 +41,6 @@ KINDS: dict[str, dict[str, Any]] = {
 """One LLM that answers once; one LLM with two turns, without and with feedback; two LLMs with feedback, with and
 without role exchange. The settings are those that differ from `SHARED` and the preset."""
 RATES = (1e-4, 3e-5, 3e-4)
-PILOT_SEEDS = (100, 101, 102)
 MAIN_SEEDS = tuple(range(10))
 TEMPERATURE = 0.7
 """Of all measurements: the best of 0.7, 1.0 and 1.3 for each way to answer in the feedback study."""
@@ -136,6 +116,3 @@ def main_arms(rates: Mapping[str, float]) -> list[Arm]:
     needed = {(kind, rates[kind]) for kind in KINDS}
     needed |= {(kind, rates[other]) for pair in pairs for kind in pair for other in pair}
     return [Arm(kind, lr, MAIN_SEEDS, "test", 500) for kind in KINDS for lr in RATES if (kind, lr) in needed]
-
-
-assert set(SHARED) <= set(Fields.model_fields)

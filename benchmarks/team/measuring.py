@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Self, TypedDict
+from typing import Any, NamedTuple, Self, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,11 +108,20 @@ class Measurement:
         )
 
     def independent(self, name: str, other: str) -> Way:
-        """Returns the way in which another policy answers the bare query if the check rejects the first answer."""
+        """Returns the way in which another policy answers the bare query if the check rejects the first answer.
+
+        Every first answer is combined with the other policy's further samples, not with the one of equal random
+        numbers, so that two policies with equal weights score like best-of-2 of one.
+        """
         first, second = self.first(name), self.first(other)
         rejected, prompt = ~first.accepted, len(first.episodes[0].prompts[0].tokens)
-        right = np.where(rejected, second.right.mean(1, keepdims=True), first.right)
-        tokens = first.length + rejected * second.length.mean(1, keepdims=True)
+
+        def mean_of_others(values: NDArray[Any]) -> NDArray[np.float64]:
+            others: NDArray[np.float64] = (values.sum(1, keepdims=True) - values) / (SAMPLES - 1)
+            return others
+
+        right = np.where(rejected, mean_of_others(second.right), first.right)
+        tokens = first.length + rejected * mean_of_others(second.length)
         return Way(
             score=float(right.mean()), tokens=float(tokens.mean()), prompt_tokens=float(prompt * (1 + rejected.mean()))
         )

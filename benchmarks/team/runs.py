@@ -1,8 +1,7 @@
 """The runs of the study: each trains with `cory train`, measures its LLMs, and leaves a small file.
 
-OUT/results/ARM/seed_N.json       the result
-OUT/results/ARM/partners_N.json   of a team: its first LLM with the second one of the next seed
-OUT/runs/ARM/seed_N/              the run's folder, kept for these
+Beside the files of `benchmarks.arm_runs` there is OUT/results/ARM/partners_N.json, of a team: its first LLM with the
+second one of the next seed. For these, the runs' folders are kept.
 """
 
 from __future__ import annotations
@@ -12,23 +11,21 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypedDict
+from typing import TypedDict
 
 import torch
 
-from benchmarks.feedback.runs import Training, run_command, summarize
+from benchmarks.arm_runs import ArmRun, by_seed, run_command, write
+from benchmarks.feedback.design import PRESET
+from benchmarks.feedback.runs import Training, summarize
 from benchmarks.record import BenchmarkError
-from benchmarks.team.design import PRESET, SHARED, Arm
+from benchmarks.team.design import SHARED, Arm
 from benchmarks.team.measuring import Measurement, Policy, Way
 from cory_env.rewarding.worker import RewardWorker
-from launch.experiments.results import result_file, round_significant
-from launch.experiments.study import Arm as StudyArm
-from launch.experiments.study import Study
-from launch.experiments.study_runs import StudyJob, collect_result
+from launch.experiments.study_runs import collect_result
 from launch.models.trained import open_trained
 from launch.run_folder.environment import Hardware, hardware, versions
 from launch.training.preflight import load_task
-from policies.files import atomic_write
 from policies.models.model_names import model_path
 
 
@@ -48,33 +45,15 @@ class Result(TypedDict):
     hardware: Hardware
 
 
-class Job(NamedTuple):
+class Job(ArmRun[Arm]):
     """A run of an arm, finished or not."""
 
-    arm: Arm
-    seed: int
-    out: Path
-
-    @property
-    def name(self) -> str:
-        """The arm and the seed."""
-        return f"{self.arm.name}, seed {self.seed}"
-
-    @property
-    def result(self) -> Path:
-        """Path of the result."""
-        return result_file(self.out, self.arm.name, self.seed)
+    study, preset, shared = "team", PRESET, SHARED
 
     @property
     def partners(self) -> Path:
         """Path of the result with the next seed's partner."""
         return self.result.with_name(f"partners_{self.seed}.json")
-
-    @property
-    def study_job(self) -> StudyJob:
-        """The same as a run of a study with one arm."""
-        arm = StudyArm(name=self.arm.name, label=self.arm.name, seeds=self.arm.seeds, differs=dict(self.arm.settings))
-        return StudyJob(Study(name="team", base=PRESET, arms={arm.name: arm}, shared=SHARED), arm, self.seed, self.out)
 
     @property
     def command(self) -> str:
@@ -196,19 +175,9 @@ def count_parameters(policy: Policy) -> int:
     return sum(weight.size for weight in policy.trained.checked_weights(policy.policy_id).values())
 
 
-def write(path: Path, result: Mapping[str, object]) -> None:
-    """Writes a result atomically, a line per entry."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    rounded = round_significant(dict(result))
-    assert isinstance(rounded, dict)
-    lines = [f'"{key}": {json.dumps(value, ensure_ascii=False)}' for key, value in rounded.items()]
-    atomic_write(path, "{\n " + ",\n ".join(lines) + "\n}\n")
-
-
 def list_jobs(arms: Sequence[Arm], out: Path) -> list[Job]:
-    """Returns the runs of some arms, ordered by seed, so that arms can be compared before all runs are done."""
-    jobs = [Job(arm, seed, out) for arm in arms for seed in arm.seeds]
-    return sorted(jobs, key=lambda job: job.arm.seeds.index(job.seed))
+    """Returns the runs of some arms, ordered by seed."""
+    return by_seed(Job(arm, seed, out) for arm in arms for seed in arm.seeds)
 
 
 def _alone(measurement: Measurement, name: str) -> dict[str, Way]:

@@ -8,7 +8,8 @@ from typing import TextIO
 
 from rich.table import Table
 
-from benchmarks.team.analysis import Results, evaluate_contrasts, mean_score, missing, read_results
+from benchmarks.arm_runs import missing_runs
+from benchmarks.team.analysis import Results, evaluate_contrasts, mean_score, read_results
 from benchmarks.team.design import CONTRASTS
 from benchmarks.team.runs import Job, Result
 from launch.display.statistics import mean_ci
@@ -34,7 +35,7 @@ def print_tables(stream: TextIO, stages: Mapping[str, Sequence[Job]], rates: Map
     for name, jobs in stages.items():
         results = read_results(jobs)
         print(f"\n{name}: {sum(map(len, results.values()))} of {len(jobs)} runs", file=stream)
-        if text := missing(jobs):
+        if text := missing_runs(jobs):
             print(f"  missing: {text}", file=stream)
         if results:
             print_rich(stream, ways_table(results, jobs), base_table(results), costs_table(results))

@@ -20,9 +20,13 @@ BASE_KEY = "base"
 _FOLDER = files("policies.settings") / "presets"
 
 
-@cache
 def presets() -> dict[str, str]:
     """Returns preset name → description, which is the first line of its file."""
+    return {**_descriptions()}
+
+
+@cache
+def _descriptions() -> dict[str, str]:
     descriptions = {}
     for file in _FOLDER.iterdir():
         if file.name.endswith(".yaml"):

@@ -4,6 +4,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from benchmarks.arm_runs import write
 from benchmarks.feedback import runs
 from benchmarks.feedback.__main__ import load_stages, main, run_study
 from benchmarks.feedback.analysis import at_tokens, choose, evaluate_contrasts, find_finalists, token_ratio
@@ -24,7 +25,7 @@ from benchmarks.feedback.design import (
     prompt_lengths,
     single_pilots,
 )
-from benchmarks.feedback.runs import Job, Measured, Result, Way, execute, list_jobs, measure, measure_chains, write
+from benchmarks.feedback.runs import Job, Measured, Result, Way, execute, list_jobs, measure, measure_chains
 from benchmarks.feedback.tables import SHARES, differences_text
 from benchmarks.record import BenchmarkError
 from cory_env.tasks.sudoku import OBSERVER_PROMPT

@@ -6,6 +6,8 @@ from typing import cast
 
 import pytest
 
+from benchmarks.arm_runs import write
+from benchmarks.feedback.design import PILOT_SEEDS, RESPONSES
 from benchmarks.record import BenchmarkError
 from benchmarks.team.__main__ import load_stages, main, run_study
 from benchmarks.team.analysis import best_rates, evaluate_contrasts, read_results
@@ -14,9 +16,7 @@ from benchmarks.team.design import (
     KINDS,
     MAIN_SEEDS,
     OWN_WAYS,
-    PILOT_SEEDS,
     RATES,
-    RESPONSES,
     SHARED,
     SWAP,
     Arm,
@@ -24,7 +24,7 @@ from benchmarks.team.design import (
     pilot_arms,
 )
 from benchmarks.team.measuring import Policy, Way
-from benchmarks.team.runs import Job, Result, list_jobs, open_measurement, write
+from benchmarks.team.runs import Job, Result, list_jobs, open_measurement
 from policies.models.model_names import model_path
 
 WAYS = ("one_answer", "best_of_2", "best_of_3", "blind", "chain")
@@ -170,7 +170,9 @@ def test_ways_are_measured_on_the_same_first_answers(tmp_path: Path) -> None:
         assert (
             measurement.first("one").right.tolist() == measurement.first("one").accepted.tolist()
         )  # the check is exact
-        for way, second_prompt in ((two, 37), (chain, 111), (blind, 74), (measurement.independent("one", "other"), 37)):
+        both = measurement.independent("one", "other")
+        assert {**both} == pytest.approx({**two})  # equal weights: the same as best-of-2
+        for way, second_prompt in ((two, 37), (chain, 111), (blind, 74), (both, 37)):
             assert one["score"] <= way["score"] <= 1
             assert way["prompt_tokens"] == pytest.approx(37 + rejected * second_prompt, rel=0.02)
         assert chain["score"] > blind["score"]  # feedback pays
