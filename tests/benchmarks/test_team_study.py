@@ -176,3 +176,14 @@ def test_ways_are_measured_on_the_same_first_answers(tmp_path: Path) -> None:
             assert one["score"] <= way["score"] <= 1
             assert way["prompt_tokens"] == pytest.approx(37 + rejected * second_prompt, rel=0.02)
         assert chain["score"] > blind["score"]  # feedback pays
+
+
+def test_committed_results_belong_to_the_design(capsys: pytest.CaptureFixture[str]) -> None:
+    committed = Path(__file__).parents[2] / "docs" / "study" / "team"
+    assert main(["--out", str(committed), "--show"]) == 0
+    arms = {path.parent.name for path in committed.glob("results/*/seed_*.json")}
+    output = capsys.readouterr().out
+    assert arms and all(
+        arm in {job.arm.name for jobs in load_stages(committed)[0].values() for job in jobs} for arm in arms
+    )
+    assert f"{len([*committed.glob('results/*/seed_10?.json')])} of 45 runs" in output
