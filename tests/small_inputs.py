@@ -28,6 +28,7 @@ def small_model() -> str:
     """Returns the folder of a random GPT-2, smaller than the bundled model, with its tokenizer and 64 unused tokens."""
     if (folder() / "small").exists():
         return str(folder() / "small")
+    import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
     from cory_env.tokenizer import load_tokenizer
@@ -36,7 +37,9 @@ def small_model() -> str:
     config = GPT2Config(
         vocab_size=len(tokenizer) + 64, n_positions=128, n_embd=64, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
     )
-    GPT2LMHeadModel(config).save_pretrained(folder() / "small")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        GPT2LMHeadModel(config).save_pretrained(folder() / "small")
     tokenizer.save_pretrained(folder() / "small")
     return str(folder() / "small")
 

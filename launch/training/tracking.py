@@ -8,6 +8,7 @@ import os
 import secrets
 import shlex
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -51,7 +52,9 @@ class TensorBoard(Tracker):
         """Creates new event files; TensorBoard then ignores updates later than `after` in older files."""
         from tensorboardX import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder), purge_step=None if after is None else after + 1)
+        purge_step = None if after is None else after + 1
+        # Without a suffix, names differ by the second, and a second file of that second would replace the first one.
+        self._writer = SummaryWriter(str(folder), purge_step=purge_step, filename_suffix=f".{time.time_ns()}")
 
     def log(self, update: int, metrics: Mapping[str, Any]) -> None:
         for name, value in metrics.items():

@@ -8,7 +8,7 @@ import pytest
 from policies.rllib.token_batch import rows_from_episodes
 from policies.rollout.prompt_sampling import PromptRef
 from policies.rollout.role_mapping import RoleMapping, make_mapping
-from tests.policies.conftest import MakeCory
+from tests.policies.conftest import BUNDLED, MakeCory
 
 
 def test_two_policies_alternate_over_four_roles() -> None:
@@ -19,7 +19,7 @@ def test_two_policies_alternate_over_four_roles() -> None:
 
 
 def test_one_policy_in_both_roles_learns_from_all_responses_and_never_exchanges(make_cory: MakeCory) -> None:
-    algorithm = make_cory(num_policies=1, exchange_period=1, minibatch_size=16, num_epochs=1)
+    algorithm = make_cory(**BUNDLED, num_policies=1, exchange_period=1, minibatch_size=16, num_epochs=1)
     algorithm.train()  # the critic starts at zero, so its explained variance is 0
     report = algorithm.train()["cory"]
     assert report["roles"] == {"pioneer": "llm_1", "observer": "llm_1"}

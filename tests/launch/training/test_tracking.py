@@ -127,6 +127,14 @@ def test_a_killed_tracker_is_dropped_with_a_warning_and_the_others_continue(tmp_
     assert events.count(b"policy/llm_1/kl") == 2 * 3
 
 
+def test_attempts_within_one_second_have_event_files_of_their_own(tmp_path: Path) -> None:
+    for attempt in range(3):  # two of them at least in the same second
+        with open_trackers(tmp_path, paper_settings(), after=None) as trackers:
+            trackers.log(attempt, {f"metric_{attempt}": 1.0})
+    files = sorted((tmp_path / "tensorboard").iterdir())
+    assert [f"metric_{attempt}".encode() in file.read_bytes() for attempt, file in enumerate(files)] == [True] * 3
+
+
 def test_a_tracker_that_is_not_installed_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     for name in ("wandb", "trackio"):
