@@ -14,10 +14,11 @@ from policies.rollout.episodes import Rollout
 from policies.rollout.prompt_sampling import PromptRef, query_at, sample_prompts, sample_replacements
 from policies.rollout.role_mapping import make_mapping
 from policies.rollout.scheduler import RolloutScheduler
-from tests.policies.conftest import MakeCory
+from tests.policies.conftest import BUNDLED, MakeCory
 from tests.policies.rollout.test_chain_runner import make_runner
 
 DYNAMIC: dict[str, Any] = {
+    **BUNDLED,
     "advantage": "rloo",
     "num_generations": 2,
     "queries_per_update": 8,
