@@ -87,8 +87,11 @@ class ChatTemplate:
         Raises:
             ChatError: The template rejects these messages, or drops one.
         """
-        system = [] if history and history[0]["role"] == "system" else self._system_message()
-        messages = [*system, *history, Message(role="user", content=text)]
+        return self.render_messages([*history, Message(role="user", content=text)])
+
+    def render_messages(self, messages: Sequence[Message]) -> str:
+        """Returns a conversation, whose last message is not the assistant's, as `render` does."""
+        messages = [*([] if messages[0]["role"] == "system" else self._system_message()), *messages]
         roles = tuple(message["role"] for message in messages)
         if roles not in self._checked_roles:
             self._check_roles(roles)

@@ -131,6 +131,10 @@ class ControlTokens:
         """Tokenizes texts without a template, as a model would generate them."""
         return self.encode([self.mask(text) for text in texts], add_special_tokens=False)
 
+    def encode_continuation(self, text: str) -> list[int]:
+        """Tokenizes text with masked parts that continues a prompt."""
+        return [token for part in self.split(text) for token in self._tokenize_continuation(part)]
+
     def break_up(self, text: str) -> str:
         """Returns text with a space inside each control token that inserted text contributes to.
 

@@ -21,6 +21,9 @@ from cory_env.home import expand_home, upload_hint
 from cory_env.pickled import PICKLED, is_pickled, unpickle_function
 from cory_env.shadowing import PROJECT_PACKAGES, shadowed_import
 
+ENVIRONMENT = "environment"
+"""The kind of a function that makes an environment; it may be a class."""
+
 
 class SpecError(ValueError):
     """A function's name is malformed, or does not refer to a callable."""
@@ -109,7 +112,8 @@ def load_function(spec: str, kind: str = "reward") -> Callable[..., Any]:
                 "rename the module if it hides another one of that name."
             )
         function = getattr(function, name)
-    if isinstance(function, type) or not callable(function):
+    is_class = isinstance(function, type) and kind != ENVIRONMENT
+    if is_class or not callable(function):
         raise SpecError(
             f"The {kind} {spec!r} is a {'class' if isinstance(function, type) else type(function).__name__}, not a "
             "function. Name a function or a callable object."

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+_MARK = "Marker0Text"
+"""Stands for a response when a template is rendered around it."""
+
+
 class PromptError(ValueError):
     """A prompt cannot be given to a model."""
 
@@ -205,10 +209,72 @@ class PromptEncoder(ResponseDecoder):
             tokens = encode_prefix(length)
         if template is None:
             template = self.task.observer_template if responses else self.task.prompt_template
-        return Prompt(tokens, is_truncated, self._begins_thought(tokens, query, template))
+        return Prompt(tokens, is_truncated, self._begins_thought(tokens, f"x{ending(template)}", query.history))
 
-    def _begins_thought(self, prompt: Sequence[int], query: Query, template: str) -> bool:
+    def encode_messages(self, messages: Sequence[Message]) -> Prompt:
+        """Tokenizes a conversation, without a limit on its length.
+
+        Without a chat template, the prompt is the text of the only message.
+
+        Raises:
+            ChatError: The chat template cannot render the messages; or there is none, and several messages.
+        """
+        text = self._render_messages(self._mask_messages(messages))
+        (tokens,) = self.control.encode([text], add_special_tokens=self.chat is None)
+        return self._conversation_prompt(tokens)
+
+    def encode_continuation(
+        self, messages: Sequence[Message], prompt: Sequence[int], response: Sequence[int], new: Sequence[Message]
+    ) -> Prompt:
+        """Tokenizes a conversation that continues another one; the tokens so far stay as they are.
+
+        The token that ended the response is left out: the template's own end of the turn takes its place. If the
+        template writes earlier messages differently as the conversation goes on, as Qwen3's drops earlier thoughts, the
+        whole conversation is tokenized anew.
+
+        Args:
+            messages: The conversation so far; the last one is the response as text.
+            prompt: The tokens before the response.
+            response: The response's tokens.
+            new: The messages after it.
+        """
+        if response[-1] in self._hidden_ids:
+            response = response[:-1]
+        if self.chat is None:
+            suffix = self._render_messages(self._mask_messages(new))
+        else:
+            *earlier, answer = self._mask_messages(messages)
+            after = self._mask_messages(new)
+            before = self.chat.render_messages(earlier)
+            marked = self.chat.render_messages([*earlier, Message(role="assistant", content=_MARK), *after])
+            head, _, suffix = marked.partition(_MARK)
+            written = self.chat.render_messages([*earlier, answer, *after])
+            if head != before or answer["content"].strip() not in written:
+                return self.encode_messages([*messages, *new])
+        return self._conversation_prompt([*prompt, *response, *self.control.encode_continuation(suffix)])
+
+    def _mask_messages(self, messages: Sequence[Message]) -> list[Message]:
+        return [Message(role=message["role"], content=self.control.mask(message["content"])) for message in messages]
+
+    def _render_messages(self, messages: Sequence[Message]) -> str:
+        if self.chat is not None:
+            return self.chat.render_messages(messages)
+        if len(messages) > 1:
+            raise ChatError(
+                f"There are {len(messages)} messages, but chat is off. Set chat=true for a model with a chat template, "
+                "or return a text."
+            )
+        return messages[0]["content"]
+
+    def _conversation_prompt(self, tokens: list[int]) -> Prompt:
+        if unembedded := self._unembedded.keys() & tokens:
+            tokens = self._spell_out(tokens, unembedded)
+        begins_thought = self.chat is not None and self._begins_thought(tokens, "x")
+        return Prompt(tokens, begins_thought=begins_thought)
+
+    def _begins_thought(self, prompt: Sequence[int], text: str, history: Sequence[Message] | None = None) -> bool:
+        """Returns whether the template begins a thought; x stands for the text that is inserted into it."""
         if self.tags is None or not self.tags.at_end_of(prompt):
             return False
-        text = self._render(f"x{ending(template)}", query.history)  # x: in place of the query, responses and feedback
+        text = self._render(text, history)
         return text.rstrip().endswith(self.tags.start)

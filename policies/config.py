@@ -133,7 +133,8 @@ class ChainConfig(AlgorithmConfig):
         if not self._is_frozen:
             settings = resolve(self.settings)
             # Other processes could choose other values, such as by the GPUs that they see.
-            self.cory(**{name: getattr(settings, name) for name in (*OPEN_SETTINGS, *GPU_SETTINGS)})
+            names = [*OPEN_SETTINGS, *GPU_SETTINGS, *(["roles", "num_agents"] if settings.env is not None else [])]
+            self.cory(**{name: getattr(settings, name) for name in names})
             self._set_settings(settings)
             self._set_rllib_fields(settings)
         super().validate()

@@ -74,6 +74,8 @@ class Evaluator:
             `last_response`, if later agents see earlier responses: the metrics of each chain's last response, mean over
             the orders; see `last_response_metrics`.
         """
+        if self.settings.env is not None:
+            return self._evaluate_episodes()
         alone, last = {}, []
         cache: MetricsCache = {}
         for mapping in self.orders():
@@ -91,6 +93,17 @@ class Evaluator:
                 alone[AVERAGE_POLICY] = self._mean_metrics(AVERAGE_POLICY, mapping, cache)[mapping.agents[0]]
         results = {"evaluation": {**alone, "mean": mean}}
         return {**results, "last_response": mean_metrics(last)} if last else results
+
+    def _evaluate_episodes(self) -> dict[str, Any]:
+        """Returns `evaluation` of an environment's episodes: of each LLM, the mean over the agents that it was."""
+        metrics: dict[str, list[dict[str, float]]] = {}
+        cache: MetricsCache = {}
+        for mapping in self.orders():
+            by_agent = self._mean_metrics("the environment", mapping, cache)
+            for agent, policy_id in mapping.as_dict().items():
+                metrics.setdefault(policy_id, []).append(by_agent[agent])
+        means = {policy_id: mean_metrics(metrics[policy_id]) for policy_id in self.settings.policy_ids}
+        return {"evaluation": {**means, "mean": mean_metrics([*means.values()])}}
 
     def _mean_metrics(self, name: str, mapping: RoleMapping, cache: MetricsCache) -> dict[str, dict[str, float]]:
         """Returns the mean metrics of each role, and of the last responses, on the validation queries.
@@ -113,7 +126,7 @@ class Evaluator:
                     role: dict.fromkeys((*RESPONSE_METRICS, "bare_kl"), np.full(1, np.nan)) for role in mapping.agents
                 }
             groups = {**role_metrics}
-            if len(mapping.agents) > 1:
+            if len(mapping.agents) > 1 and self.settings.env is None:
                 groups[LAST_RESPONSE] = last_response_metrics([*role_metrics.values()], self.settings.report_kl_coef)
             cache[key] = {
                 name: {metric: nanmean(values) for metric, values in metrics.items()}
@@ -124,7 +137,7 @@ class Evaluator:
     def orders(self) -> list[RoleMapping]:
         """Returns the chain's mapping after every role exchange; each LLM alone if no agent sees earlier responses."""
         s = self.settings
-        if s.num_agents > 1 and s.knowledge_transfer:
+        if s.env is not None or (s.num_agents > 1 and s.knowledge_transfer):
             return make_orders(s)
         return [RoleMapping(s.agents[:1], (policy_id,)) for policy_id in s.pioneers]
 
@@ -175,12 +188,16 @@ class Evaluator:
         role_metrics = {}
         lengths = torch.tensor([len(episode.agent_episodes) for episode in rollout.episodes])
         for position, role in enumerate(mapping.agents) if scored else ():
-            names = (*RESPONSE_METRICS, *(["bare_kl"] if len(mapping.agents) > 1 else []))
+            names = (*RESPONSE_METRICS, *(["bare_kl"] if len(mapping.agents) > 1 and self.settings.env is None else []))
             role_metrics[role] = {name: np.full(len(lengths), np.nan, np.float32) for name in names}
             if mapping(role) not in scored:
                 continue
             role_rows = scored[mapping(role)].at_position(position)
             metrics = compute_response_metrics(role_rows, self.settings.report_kl_coef)
+            if role_rows.turns is not None:
+                for name, column in metrics.items():
+                    role_metrics[role][name][role_rows.chains.unique().numpy()] = column.numpy()
+                continue
             is_last = lengths[role_rows.chains] == position + 1
             if reference and len(mapping.agents) > 1 and is_last.any():
                 last = role_rows.select(is_last)

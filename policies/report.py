@@ -24,8 +24,11 @@ from policies.rollout.role_mapping import RoleMapping
 from policies.settings.settings import Settings
 
 NUM_SAMPLES = 4
-_COUNTERS = ("truncated_prompts", "dropped_chains", "skipped_batches", "replaced_queries", "discarded_tokens")
-"""Counters of a rollout that are reported unchanged."""
+_COUNTERS = (
+    *("truncated_prompts", "truncated_episodes", "dropped_chains", "skipped_batches", "replaced_queries"),
+    "discarded_tokens",
+)
+"""Counters of a rollout that are reported unchanged; `truncated_episodes` only with `env`."""
 LOGPROB_DIFFS = ("logprob_diff_mean", "logprob_diff_max")
 ROLE_METRICS = (*RESPONSE_METRICS, "task_reward_std", "thought_cut_rate", "explained_variance")
 """Reported metrics of a role; `thought_cut_rate` only with `thinking`, `explained_variance` only with a critic."""
@@ -64,6 +67,8 @@ class Report(TypedDict):
     """Generated tokens per second of rollout."""
     truncated_prompts: int
     """Prompts whose reference was truncated."""
+    truncated_episodes: NotRequired[int]
+    """With `env`: episodes that were cut off, by the environment, at `max_turns`, or at `max_prompt_tokens`."""
     dropped_chains: int
     """Chains dropped because a reward failed (`on_reward_error=skip`), including those of skipped batches."""
     skipped_batches: int
@@ -101,7 +106,7 @@ def log_update(
     metrics.aggregate(results, key=LEARNER_RESULTS)
     returns = float(np.mean([episode.get_return() for episode in rollout.episodes]))
     metrics.log_value((ENV_RUNNER_RESULTS, EPISODE_RETURN_MEAN), returns, window=1)
-    steps = sum(len(episode.agent_episodes) for episode in rollout.episodes)
+    steps = sum(len(agent) for episode in rollout.episodes for agent in episode.agent_episodes.values())
     metrics.log_value((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), steps, reduce="lifetime_sum")
     keys = (*settings.hyperparameters.loss_metrics, "grad_norm")
     for policy_id, values in policy_metrics.items():
@@ -152,7 +157,7 @@ def update_report(
         "weight_version_lag": update - counters["version"],
         "tokens": counters["tokens"],
         "tokens_per_second": counters["tokens"] / counters["rollout_seconds"],
-        **{name: counters[name] for name in _COUNTERS},
+        **{name: counters[name] for name in _COUNTERS if name in counters},
         "samples": _samples(rollout),
     }
 

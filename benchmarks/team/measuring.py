@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Self, TypedDict
 
 import numpy as np
@@ -19,7 +20,7 @@ from launch.models.trained import PolicySet
 from launch.probing.figures import Outcomes, SecondAnswers, best_of
 from launch.training.preflight import load_task
 from policies.generation.generator import Generator
-from policies.rollout.chain_generation import ChainRequest, generate_chains
+from policies.rollout.chain_generation import ChainRequest, FeedbackTogether, generate_chains
 from policies.settings.settings import Settings
 
 BATCH_SIZE = 256
@@ -170,7 +171,7 @@ class Measurement:
                 )
                 for k, episode in enumerate(episodes[start : start + BATCH_SIZE])
             ]
-            generate_chains(self.generator, requests, lambda waiting: give_feedback(self.worker, waiting))
+            generate_chains(self.generator, requests, FeedbackTogether(partial(give_feedback, self.worker)))
 
     def _reshape(self, values: Sequence[float | None]) -> NDArray[np.float64]:
         return np.array(values, np.float64).reshape(-1, SAMPLES)

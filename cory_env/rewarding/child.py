@@ -2,36 +2,25 @@
 
     python -c "from cory_env.rewarding.child import main; main()" FD PARENT_PID [--die-with-thread]
 
-The parent's first request has the specs of the reward and of the feedback function. The main thread runs them. A second
-thread reads requests and ends the process when the parent is gone, so that a hanging function cannot outlive the run.
-The parent redirects standard output to standard error, so `print` is harmless.
+The parent's first request has the specs of the reward and of the feedback function (`cory_env.child_process`).
 """
 
 import asyncio
 import contextlib
 import copy
-import ctypes
 import inspect
 import math
-import os
-import queue
-import signal
 import sys
-import threading
-import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from multiprocessing.connection import Connection
-from typing import Any, NamedTuple, SupportsFloat
+from typing import NamedTuple, SupportsFloat
 
+from cory_env.child_process import Reply, connect, describe_exception
 from cory_env.functions import SpecError, load_function
-from cory_env.message import SURROGATE_PROBLEM, escape_surrogates, has_surrogate
+from cory_env.message import SURROGATE_PROBLEM, has_surrogate
 from cory_env.pickled import display_name
-from cory_env.rewarding.process import FEEDBACK, REWARD, Batch, Reply, Reward, RewardRequest, SampleError
+from cory_env.rewarding.process import FEEDBACK, REWARD, Batch, Reward, SampleError
 from cory_env.rewarding.spec import parse_sum, short_names
-from cory_env.shadowing import UsersModulesFirst
-
-PARENT_CHECK_SECONDS = 1.0  # between checks that the parent is alive, because others may hold its pipe open
 
 MAX_REWARD = 1e15
 """Largest magnitude of a reward: the squares of a million such rewards add up to 1e36, and fp32 ends at 3.4e38."""
@@ -130,20 +119,13 @@ def call(function: Callable[..., object], batch: Batch, prefix: str = "") -> Rep
             result = EVENT_LOOP.run(_await_result(result))
         return check_values(result, batch, prefix)
     except BaseException as error:  # SystemExit too: a reward must not end its process silently
-        return Reply(error=f"{prefix}raised {_describe(error)}")
+        return Reply(error=f"{prefix}raised {describe_exception(error)}")
     finally:
         sys.stdout.flush()
 
 
 async def _await_result(result: Awaitable[object]) -> object:
     return await result
-
-
-def _describe(error: BaseException) -> str:
-    """Returns the exception with the end of its traceback."""
-    text = "".join(traceback.format_exception_only(error)).strip()
-    text += "\n" + "".join(traceback.format_tb(error.__traceback__)[-5:]).rstrip()
-    return escape_surrogates(text)  # of the exception's own text
 
 
 def required_arguments(function: Callable[..., object]) -> tuple[str, ...]:
@@ -203,31 +185,10 @@ def call_hook(function: Callable[..., object], name: str) -> None:
         hook(**settings)
 
 
-def _read_requests(connection: "Connection[Reply, RewardRequest]", parent: int, requests: "queue.Queue[Any]") -> None:
-    try:
-        while True:
-            while not connection.poll(PARENT_CHECK_SECONDS):
-                if os.getppid() != parent:
-                    return
-            requests.put(connection.recv())
-    except (EOFError, OSError):
-        return
-    finally:
-        os.killpg(os.getpgrp(), signal.SIGKILL)  # its own group: this process and its children
-
-
 def main() -> None:
     """Loads the functions, reports that, prepares them, and answers batches until the parent is gone."""
-    fd, parent = int(sys.argv[1]), int(sys.argv[2])
-    # Stopping a Ray job sends SIGTERM to all its processes, but the parent still needs rewards to finish its update.
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    if "--die-with-thread" in sys.argv and sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: ends even a function that never yields to Python
-    connection: Connection[Reply, RewardRequest] = Connection(fd)
-    requests: queue.Queue[Any] = queue.Queue()  # first the specs, then batches
-    threading.Thread(target=_read_requests, args=(connection, parent, requests), daemon=True).start()
+    connection, requests = connect()
     specs = requests.get()
-    sys.meta_path.insert(0, UsersModulesFirst())
     try:
         functions = {name: load_functions(spec, name) for name, spec in specs.items()}
         parts = [part for function in functions.values() for part in function]

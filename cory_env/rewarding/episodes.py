@@ -82,7 +82,7 @@ def give_feedback(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> N
 
 def compute_awaited(worker: RewardWorker, episodes: Sequence["ChainEpisode"]) -> None:
     """Computes the feedback that the next turns of episodes depend on."""
-    give_feedback(worker, [episode for episode in episodes if episode.awaits_feedback])
+    give_feedback(worker, [episode for episode in episodes if episode.is_waiting])
 
 
 def _reward_function(episode: "ChainEpisode", position: int) -> str | None:

@@ -9,7 +9,7 @@ from typing import cast
 
 from cory_env.chain import Chain
 from cory_env.chain_settings import make_positions
-from cory_env.episode import ChainEpisode
+from cory_env.episode import ChainEpisode, Episode
 from cory_env.message import Message
 from cory_env.pickled import display_name
 from cory_env.prompt_lengths import bare_responses
@@ -25,7 +25,7 @@ from launch.run_folder.records import GeneratedResponse, GeneratedSample
 from launch.training.preflight import load_task
 from policies.generation.generator import Generator
 from policies.models.model_names import AVERAGE_POLICY
-from policies.rollout.chain_generation import ChainRequest, generate_chains
+from policies.rollout.chain_generation import ChainRequest, FeedbackTogether, generate_chains
 
 MAX_BATCH_SIZE = {"vllm": 256, "transformers": 32}
 """Maximum number of concurrently generated responses, by backend."""
@@ -147,13 +147,13 @@ class TrainedChain:
         """
         size = MAX_BATCH_SIZE[self.backend]
         samples: list[GeneratedSample] = []
-        give_feedback = None if self.worker is None else partial(compute_awaited, self.worker)
+        feedback = None if self.worker is None else FeedbackTogether(partial(compute_awaited, self.worker))
         for start in range(0, len(prompt_refs), size):
             batch = [
                 self.request(ChainEpisode(self.chain, query), sample)
                 for query, sample in prompt_refs[start : start + size]
             ]
-            generate_chains(self.generator, batch, give_feedback)
+            generate_chains(self.generator, batch, feedback)
             samples += [self._raw_sample(request.episode) for request in batch]
         return samples
 
@@ -177,7 +177,7 @@ class TrainedChain:
         self.check([query])
         return self.answer_all([(query, sample)])[0]
 
-    def _raw_sample(self, episode: ChainEpisode) -> GeneratedSample:
+    def _raw_sample(self, episode: Episode) -> GeneratedSample:
         responses = []
         texts = zip(episode.agents, self.policy_ids, episode.completions, strict=False)
         for position, (role, policy_id, text) in enumerate(texts):

@@ -13,7 +13,7 @@ from cory_env.rewarding.episodes import compute_awaited
 from cory_env.rewarding.worker import RewardError, RewardWorker
 from launch.serving.protocol import QUERY_ERRORS
 from policies.generation.generator import GenerationError, Generator, Response
-from policies.rollout.chain_generation import ChainRequest, generate_chains
+from policies.rollout.chain_generation import ChainRequest, FeedbackTogether, generate_chains
 
 Finished = tuple[ChainRequest, list[Response]]
 Job = tuple[ChainRequest, Future[Finished]]
@@ -70,9 +70,9 @@ class BatchRunner:
                 self._generate(jobs)
 
     def _generate(self, jobs: Sequence[Job]) -> None:
-        compute = None if self._worker is None else partial(compute_awaited, self._worker)
+        feedback = None if self._worker is None else FeedbackTogether(partial(compute_awaited, self._worker))
         try:
-            responses = generate_chains(self._generator, [chain for chain, _ in jobs], compute)
+            responses = generate_chains(self._generator, [chain for chain, _ in jobs], feedback)
         except BaseException as error:
             if len(jobs) > 1 and not isinstance(error, GenerationError):  # only the chain that caused it may fail
                 for chain, future in jobs:

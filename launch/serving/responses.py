@@ -39,7 +39,7 @@ def format_response(
     """Returns OpenAI's object of the response to a request."""
     is_chat = isinstance(request, ChatRequest)
     episodes = [chain.episode for chain, _ in finished]
-    prompts = sum(episode.observation(agent)["length"] for episode in episodes for agent in episode.agents)
+    prompts = sum(len(prompt.tokens) for episode in episodes for prompt in episode.prompts)
     completions = sum(len(response.tokens) for _, responses in finished for response in responses)
     return {
         "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{secrets.token_hex(12)}",

@@ -1,11 +1,14 @@
 """Checks of a run's settings, task, models, reward and feedback before anything is started."""
 
 import sys
+from collections.abc import Sequence
 
 from cory_env.chain import Chain
 from cory_env.pickled import display_name
 from cory_env.rewarding.worker import RewardError
 from cory_env.tasks import Task
+from cory_env.text_envs.episode import EnvEpisode
+from cory_env.text_envs.pool import EnvPool
 from launch.console.errors import CommandError
 from launch.training.description import small_splits_warning
 from launch.training.validation import ValidationReport, check_chat, check_columns, check_lengths, open_rewards
@@ -29,7 +32,7 @@ def fill_in_settings(settings: Settings, ram: float | None = None, gpu: float | 
         resolved = resolve(settings)
     except ModelError:
         raise
-    except ValueError as error:
+    except (ValueError, RewardError) as error:
         raise CommandError(" ".join(str(error).split())) from error
     if ram is None or settings.micro_batch_tokens != "auto":
         return resolved
@@ -115,6 +118,25 @@ def check_rope_factors(settings: Settings, trained_length: int) -> None:
             )
 
 
+def check_env(chains: Sequence[Chain], settings: Settings) -> None:
+    """Resets the environment with the first seed of every split, and checks that the first prompts can be built."""
+    assert settings.env is not None
+    with EnvPool(settings.env, timeout=settings.reward_timeout) as pool:
+        for chain in chains:
+            for split in chain.task.splits:
+                episode = EnvEpisode(chain, chain.task.queries(split)[0])
+                pool.submit(0, episode)
+                try:
+                    pool.collect(block=True)
+                except RewardError as error:
+                    raise CommandError(str(error)) from error
+                if episode.agent is None:
+                    raise CommandError(
+                        f"The environment {settings.env} ends at its reset with seed {episode.seed}, before an agent "
+                        "has acted. Correct it."
+                    )
+
+
 def check_run_settings(settings: Settings) -> tuple[Task, Tokenizers]:
     """Checks that task, tokenizer, model and lengths match for every query, and that backend and reward load."""
     settings = fill_in_settings(settings)
@@ -141,6 +163,9 @@ def check_run_settings(settings: Settings) -> tuple[Task, Tokenizers]:
         check_chat(chain, report)
     for warning in report.warnings:
         print(f"Warning: {warning}", file=sys.stderr)
+    if settings.env is not None:
+        check_env(chains, settings)
+        return task, tokenizers
     for chain in chains:
         check_lengths(chain, report)
     if report.problems:

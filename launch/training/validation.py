@@ -339,7 +339,7 @@ def _wrong_answers(answers: Sequence[tuple[Query, str]]) -> list[tuple[Query, st
 
 def _prepare(episode: ChainEpisode, give: Callable[[ChainEpisode], None]) -> None:
     """Gives feedback that the next prompt depends on."""
-    if episode.awaits_feedback:
+    if episode.is_waiting:
         give(episode)
 
 

@@ -59,6 +59,9 @@ OnFinished = Callable[[Sequence[tuple[int, Response]]], Sequence[Request]]
 """Callback: keys and responses of finished requests → the next requests."""
 
 
+IsReady = Callable[[], bool]
+
+
 class LoadedWeights(NamedTuple):
     """The weights that a backend holds after `load`.
 
@@ -87,12 +90,15 @@ class Generator(Protocol):
         """
         ...
 
-    def run_requests(self, requests: Sequence[Request], on_finished: OnFinished) -> None:
+    def run_requests(
+        self, requests: Sequence[Request], on_finished: OnFinished, is_ready: IsReady = lambda: False
+    ) -> None:
         """Samples responses to requests, and to the requests that follow from them, until none is left.
 
         Args:
             on_finished: called with finished responses, each of them once; returns the next requests. Its exceptions
                 end the run.
+            is_ready: tells whether a call of `on_finished` without finished requests would return more of them.
 
         Raises:
             GenerationError: an engine died or did not respond in time.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
-from policies.generation.generator import LoadedWeights, OnFinished, Request, Response, Sampling
+from policies.generation.generator import IsReady, LoadedWeights, OnFinished, Request, Response, Sampling
 from policies.learning.rows import left_padded
 from policies.models.adapters import add_lora
 from policies.models.language_model import (
@@ -129,7 +129,9 @@ class TransformersGenerator:
             responses.append(Response(row[:length].tolist(), row_logprobs[:length].tolist()))
         return responses
 
-    def run_requests(self, requests: Sequence[Request], on_finished: OnFinished) -> None:
+    def run_requests(
+        self, requests: Sequence[Request], on_finished: OnFinished, is_ready: IsReady = lambda: False
+    ) -> None:
         """See `Generator.run_requests`. All waiting requests for one policy form a batch, and finish together."""
         waiting = list(requests)
         while waiting:

@@ -22,7 +22,15 @@ from policies.compat.vllm import (
     preserve_num_threads,
 )
 from policies.generation import vllm_device, vllm_lora
-from policies.generation.generator import GenerationError, LoadedWeights, OnFinished, Request, Response, Sampling
+from policies.generation.generator import (
+    GenerationError,
+    IsReady,
+    LoadedWeights,
+    OnFinished,
+    Request,
+    Response,
+    Sampling,
+)
 from policies.generation.vllm_device import EngineStartError
 from policies.models.language_model import compute_dtype
 from policies.models.lora import Lora
@@ -186,7 +194,9 @@ class VLLMGenerator:
         self.run_requests(requests, collect)
         return [responses[key] for key in range(len(requests))]
 
-    def run_requests(self, requests: Sequence[Request], on_finished: OnFinished) -> None:
+    def run_requests(
+        self, requests: Sequence[Request], on_finished: OnFinished, is_ready: IsReady = lambda: False
+    ) -> None:
         """See `Generator.run_requests`.
 
         Only one engine works at a time, until it has no requests left; requests for the others are queued meanwhile.
@@ -204,14 +214,18 @@ class VLLMGenerator:
             running: dict[str, Request] = {}
             try:
                 while running or name in queued:
-                    enqueue(on_finished(self._step(name, queued.pop(name, []), running)))
+                    enqueue(on_finished(self._step(name, queued.pop(name, []), running, is_ready)))
             except BaseException:
                 if name in self.engines:  # otherwise its remaining responses would appear in the next call
                     self.engines[name].llm_engine.abort_request(list(running))
                 raise
 
-    def _step(self, name: str, new: Sequence[Request], running: dict[str, Request]) -> list[tuple[int, Response]]:
+    def _step(
+        self, name: str, new: Sequence[Request], running: dict[str, Request], is_ready: IsReady
+    ) -> list[tuple[int, Response]]:
         """Adds requests to an engine, and steps it until responses are finished; returns these with their keys.
+
+        Returns none if there may be more requests meanwhile.
 
         Args:
             running: the engine's unfinished requests, by vLLM's request ids; updated in place.
@@ -237,7 +251,7 @@ class VLLMGenerator:
             ids = engine.enqueue(inputs, params, lora_request=adapters, use_tqdm=False)
             # Outputs have the request's id without the random suffix that vLLM adds.
             running |= {id_.partition("-")[0]: request for id_, request in zip(ids, new, strict=True)}
-            while not (outputs := engine.llm_engine.step()):
+            while not (outputs := engine.llm_engine.step()) and not is_ready():
                 pass
         finished = []
         for output in outputs:

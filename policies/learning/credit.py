@@ -117,6 +117,40 @@ def custom_rewards(credit: Credit, task_rewards: Tensor, has_response: Tensor) -
     return rewards
 
 
+def turn_rewards(rows: Rows, credit: Credit, estimator: AdvantageEstimator | None) -> Tensor:
+    """The return of each response in an environment: what its agent got from then on, over its turns.
+
+    Between two turns of an agent it is `chain_rewards`' recursion between two agents, with γ_c and λ_c,
+
+        R_t = r_t + γ_c · ((1 − λ_c) · V_{t+1} + λ_c · G_{t+1})
+
+    r_t is what the agent got until its next turn, plus α times what all others got. With R_t as the reward of the
+    response's last token, GAE within each response becomes GAE over the agent's whole episode; without a critic and
+    with γ_c = 1, R_t is the sum of the rewards and KL penalties from there on.
+
+    Args:
+        rows: one policy's, scored if the estimator has a critic.
+        estimator: supplies V and G; None: the policy is frozen.
+
+    Returns:
+        R, `[B]`, float64.
+    """
+    assert rows.turns is not None and rows.partner_rewards is not None
+    rewards = rows.task_rewards.nan_to_num(0.0) + credit.partner_reward * rows.partner_rewards
+    agents = torch.stack([rows.chains, rows.positions], dim=1).unique(dim=0, return_inverse=True)[1]
+    row_of = torch.full((int(agents.max()) + 1, int(rows.turns.max()) + 1), -1)
+    row_of[agents, rows.turns] = torch.arange(len(rows))
+    for turn in reversed(range(row_of.shape[1] - 1)):
+        has_next = row_of[:, turn + 1] >= 0
+        here, following = row_of[has_next, turn], row_of[has_next, turn + 1]
+        value, lambda_return = rewards[following], rewards[following]
+        if estimator is not None:
+            value, lambda_return = estimator.value_and_return(rows.select(following), rewards[following].float())
+        estimate = (1.0 - credit.chain_lam) * value.double() + credit.chain_lam * lambda_return.double()
+        rewards[here] += credit.chain_gamma * estimate
+    return rewards
+
+
 def check_custom_credit(credit: Credit, has_reward: Sequence[bool], can_stop: bool = False) -> None:
     """Tests the user's credit function, if there is one, on the rewards of two chains.
 
@@ -177,6 +211,8 @@ def assign_credit(
     Raises:
         CreditError: a custom credit function cannot be used.
     """
+    if any(part.turns is not None for part in rows.values()):
+        return {name: turn_rewards(part, credit, estimators.get(name)).float() for name, part in rows.items()}
     columns = ((part.chains, part.positions, part.task_rewards) for part in rows.values())
     chains, positions, rewards = map(torch.cat, zip(*columns, strict=True))
     agents = len(credit.stages) or 1 + int(positions.max())

@@ -114,7 +114,8 @@ class AdvantageEstimator:
         Returns:
             The estimates; their rewards have the penalty of `overlong=penalty`.
             The metrics `kl_coef` (the one used here) and `credited_reward`; with a group estimator `frac_zero_std`, the
-            share of responses in zero-variance groups; with `overlong=penalty` the mean `overlong_penalty`.
+            share of responses in zero-variance groups, and in an environment `frac_alone`, the share of those without
+            any other to compare with, whose advantage is 0; with `overlong=penalty` the mean `overlong_penalty`.
         """
         h, mask, kl = self.hyperparameters, rows.mask, self._kl(rows)
         metrics = {"kl_coef": self.kl_coef}
@@ -135,12 +136,15 @@ class AdvantageEstimator:
             advantages = reinforce(token_rewards, mask, h.gamma)
         else:
             compared = rewards if reward_parts is None else reward_parts
-            metrics["frac_zero_std"] = 1.0 - float(has_nonzero_std(compared, rows.groups).float().mean())
+            members, groups, where = rows.comparisons()
+            metrics["frac_zero_std"] = 1.0 - float(has_nonzero_std(compared[members], groups)[where].float().mean())
+            if rows.turns is not None:
+                metrics["frac_alone"] = float((groups[where].bincount() == 1).sum()) / len(rows)
             if reward_parts is not None:
                 advantages = gdpo(reward_parts, rows.groups, h.gdpo_weights, mask)
             else:
                 totals = scaled if h.kl_in_loss else token_rewards.sum(1)
-                advantages = GROUP_ESTIMATORS[h.advantage](totals, rows.groups).unsqueeze(1) * mask
+                advantages = GROUP_ESTIMATORS[h.advantage](totals[members], groups)[where].unsqueeze(1) * mask
         return Estimates(rewards=rewards, kl=kl, advantages=advantages, returns=returns), metrics
 
     def update_kl_coef(self, kl: Tensor) -> None:

@@ -24,13 +24,15 @@ def compute_response_metrics(rows: ScoredRows, eval_kl_coef: float) -> dict[str,
         eval_kl_coef: weight of the KL in the combined reward (CORY paper §5: own task reward - η · summed KL).
 
     Returns:
-        fp32 `[B]` each: `task_reward` (NaN if the role has none), `kl` (nats, summed over the response),
+        fp32 `[B]` each, in an environment `[E]`, one per agent of an episode, by episode and agent, over all its turns:
+        sums of rewards, KL and lengths, and means of the others.
+        `task_reward` (NaN if the role has none), `kl` (nats, summed over the response),
         `combined_reward`, `response_length` (tokens), `eos_rate` (1 if it ends with a stop token), `repetition`. If the
         rows were scored without the reference, `kl` is NaN, and so is `combined_reward` if the KL has a weight in it.
     """
     task_reward = rows.task_rewards.float()
     kl = torch.full_like(task_reward, torch.nan) if rows.full_kl is None else rows.full_kl.sum(1)
-    return {
+    metrics = {
         "task_reward": task_reward,
         "kl": kl,
         "combined_reward": task_reward - eval_kl_coef * kl if eval_kl_coef else task_reward,
@@ -38,6 +40,12 @@ def compute_response_metrics(rows: ScoredRows, eval_kl_coef: float) -> dict[str,
         "eos_rate": rows.ended,
         "repetition": repetition(rows.responses, rows.mask),
     }
+    if rows.turns is None:
+        return metrics
+    agents = torch.stack([rows.chains, rows.positions], dim=1).unique(dim=0, return_inverse=True)[1]
+    counts = agents.bincount().float()
+    sums = {name: torch.zeros_like(counts).index_add(0, agents, column) for name, column in metrics.items()}
+    return {name: sums[name] / counts if name in ("eos_rate", "repetition") else sums[name] for name in metrics}
 
 
 def compute_metrics(rows: ScoredRows, eval_kl_coef: float) -> dict[str, float]:
@@ -51,10 +59,11 @@ def compute_metrics(rows: ScoredRows, eval_kl_coef: float) -> dict[str, float]:
         training rows with a critic, `explained_variance`.
     """
     mask, tokens = rows.mask, rows.mask.sum()
-    rewards = rows.task_rewards.float()
+    response_metrics = compute_response_metrics(rows, eval_kl_coef)
+    rewards = response_metrics["task_reward"]
     logprob_diff = (rows.sampler_logprobs - rows.logprobs).abs() * mask
     metrics = {
-        **{name: column.nanmean() for name, column in compute_response_metrics(rows, eval_kl_coef).items()},
+        **{name: column.nanmean() for name, column in response_metrics.items()},
         "task_reward_std": rewards[~rewards.isnan()].std(unbiased=False) if not rewards.isnan().all() else torch.nan,
         "entropy": rows.entropy.sum() / tokens,
         "logprob_diff_mean": logprob_diff.sum() / tokens,

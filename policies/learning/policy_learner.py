@@ -144,16 +144,20 @@ class PolicyLearner:
     def _minibatches(self, rows: Rows, update: int, epoch: int, steps: int | None = None) -> Iterator[Tensor]:
         """Yields the row indices of each mini-batch, the same on all ranks.
 
-        They are a random permutation, split evenly, in which rows with the same prompt stay together. NumPy ignores
+        They are a random permutation, split evenly, in which rows with the same prompt stay together. In an environment
+        episodes are split, whose turns share their prefixes. NumPy ignores
         trailing zeros of a seed, so in epoch 0 the first policy draws from the stream of `query_order(seed, update)`.
         Its mini-batches still do not depend on the order of the queries, which a test measures.
         """
         h = self.hyperparameters
+        count = max(h.steps if steps is None else steps, 1)
         random = np.random.default_rng([h.seed, update, epoch, self.policy_index])
+        if rows.turns is not None:
+            return rows.split_by_episode(count, random)
         prompts, prompt_of_row = np.unique(rows.prompts.numpy(), axis=0, return_inverse=True)
         order = random.permutation(len(prompt_of_row))
         order = order[np.argsort(random.permutation(len(prompts))[prompt_of_row[order]], kind="stable")]
-        return (torch.from_numpy(part) for part in np.array_split(order, max(h.steps if steps is None else steps, 1)))
+        return (torch.from_numpy(part) for part in np.array_split(order, count))
 
     def _micro_batches(self, rows: RowsT) -> Iterator[tuple[Tensor, RowsT, Layout]]:
         """Yields this rank's micro-batches on its device, with their row indices.

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+
+MAX_TURNS = 2**16
+"""Upper bound of the number of turns of an agent, in the numbers of groups."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,9 +72,53 @@ class Rows(Columns):
     positions: Tensor  # int64 [B], position in the chain, 0 for the pioneer
     task_reward_parts: Tensor | None = None  # fp64 [B, K], the rewards by K > 1 functions, NaN without a reward
     thought_cut: Tensor | None = None  # fp32 [B], with `thinking` 1 if the response ends within its thought, else 0
+    turns: Tensor | None = None  # int64 [B], how often the agent responded before in its episode; None in chains
+    partner_rewards: Tensor | None = None  # fp64 [B], what others got until the agent's next turn; None in chains
 
     def __len__(self) -> int:
         return len(self.mask)
+
+    def comparisons(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The groups of responses that are compared with one another.
+
+        They are `groups`. In an environment, a response that is alone in its group, because no other episode of its
+        seed has so many turns, is compared with those of its agent in all turns of these episodes.
+
+        Returns:
+            The rows of all groups, `[N]`; their groups' numbers, `[N]`; and for each row, where it stands among them,
+            `[B]`.
+        """
+        rows = torch.arange(len(self))
+        if self.turns is None:
+            return rows, self.groups, rows
+        groups, chains = self.groups.numpy(), self.chains.numpy()
+        _, inverse, counts = np.unique(groups, return_inverse=True, return_counts=True)
+        agents = groups - self.turns.numpy()  # equal for the turns of an agent in the episodes of a seed
+        order = np.argsort(agents, kind="stable")
+        members, numbers, where = [np.arange(len(self))], [groups], np.arange(len(self))
+        size, number = len(self), int(groups.max())
+        for row in np.flatnonzero(counts[inverse] == 1):
+            same = order[slice(*np.searchsorted(agents, [agents[row], agents[row] + 1], sorter=order))]
+            others = same[chains[same] != chains[row]]
+            number += 1
+            members.append(np.append(row, others))
+            numbers.append(np.full(len(others) + 1, number))
+            where[row], size = size, size + len(others) + 1
+        return (
+            torch.from_numpy(np.concatenate(members)),
+            torch.from_numpy(np.concatenate(numbers)),
+            torch.from_numpy(where),
+        )
+
+    def split_by_episode(self, count: int, random: np.random.Generator) -> Iterator[Tensor]:
+        """Yields `count` random parts of the rows, with whole episodes, those of a seed side by side."""
+        assert self.turns is not None
+        episodes, first, inverse = np.unique(self.chains.numpy(), return_index=True, return_inverse=True)
+        seeds = np.unique((self.groups - self.turns).numpy()[first], return_inverse=True)[1]
+        order = random.permutation(len(episodes))
+        order = order[np.argsort(random.permutation(len(episodes))[seeds[order]], kind="stable")]
+        for part in np.array_split(order, count):
+            yield torch.from_numpy(np.flatnonzero(np.isin(inverse, part)))
 
     def at_position(self, position: int) -> Self:
         """Selects the rows at one position of their chains."""
@@ -118,13 +166,15 @@ def make_rows(
     positions: Sequence[int] | None = None,
     task_reward_parts: Sequence[Sequence[float]] = (),
     thought_cut: Sequence[bool | None] = (),
+    turns: Sequence[int | None] = (),
+    partner_rewards: Sequence[float | None] = (),
 ) -> Rows:
     """Pads ragged lists into tensors; see `Rows`. By default every response is a chain and a group of its own.
 
     Args:
         logprobs: log-probability of each response token, by the sampler.
         task_reward_parts: without any numbers, there is no such column.
-        thought_cut: with None, there is no such column.
+        thought_cut, turns, partner_rewards: with None, there is no such column.
     """
     if [*map(len, responses)] != [*map(len, logprobs)]:
         raise ValueError("Every response token needs one log-probability.")
@@ -137,6 +187,9 @@ def make_rows(
         optional["task_reward_parts"] = pad_sequence(parts, batch_first=True, padding_value=torch.nan)
     if thought_cut and None not in thought_cut:
         optional["thought_cut"] = torch.as_tensor(thought_cut, dtype=torch.float32)
+    if turns and None not in turns:
+        optional["turns"] = torch.as_tensor(turns, dtype=torch.int64)
+        optional["partner_rewards"] = torch.as_tensor(partner_rewards, dtype=torch.float64)
     return Rows(
         prompts=prompt_tokens,
         prompt_mask=prompt_mask,

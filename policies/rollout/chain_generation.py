@@ -1,16 +1,16 @@
-"""`generate_chains`, the one driver of chains: under rollouts, evaluation, `generate`, `probe` and `serve`."""
+"""`generate_chains`, the one driver of episodes: under rollouts, evaluation, `generate`, `probe` and `serve`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self
 
-from cory_env.episode import ChainEpisode
+from cory_env.episode import ChainEpisode, Episode
 from policies.generation.generator import EVALUATION_UPDATE, Generator, Request, Response, Sampling, sampling_seed
 
 
 class ChainRequest(NamedTuple):
-    """A request for the responses of a chain, from the current position of its episode on.
+    """A request for the responses of an episode, from its current turn on.
 
     Attributes:
         episode: The id of its query is part of the sampling seeds, as are `seed`, `update` and `sample`.
@@ -18,7 +18,7 @@ class ChainRequest(NamedTuple):
         limits: By position, the maximum number of tokens of a response.
     """
 
-    episode: ChainEpisode
+    episode: Episode
     policy_ids: Sequence[str]
     limits: Sequence[int]
     temperature: float
@@ -31,58 +31,101 @@ class ChainRequest(NamedTuple):
         return self._replace(episode=type(self.episode)(self.episode.chain, self.episode.query))
 
 
-def generate_chains(
-    generator: Generator,
-    chains: Sequence[ChainRequest],
-    compute_awaited: Callable[[Sequence[ChainEpisode]], None] | None = None,
-) -> list[list[Response]]:
-    """Generates the responses of chains with continuous batching, and stores them in their episodes.
+class Continuation(Protocol):
+    """Continues the episodes that wait for something other than a response."""
 
-    A chain requests its next response as soon as the previous one is finished. Drafts of one stage, which do not see
+    def submit(self, index: int, episode: Any) -> None:
+        """Takes an episode that waits, and its number."""
+
+    def is_ready(self) -> bool:
+        """Returns whether `collect` would return any without waiting."""
+
+    def collect(self, *, block: bool) -> list[int]:
+        """Returns the numbers of episodes that need not wait any more, each once.
+
+        Args:
+            block: Whether to wait until there is one, because nothing else is left to do.
+        """
+
+
+class FeedbackTogether:
+    """Computes the feedback that chains wait for when no other chain can advance, in one call for all of them.
+
+    So the batches do not depend on timing.
+    """
+
+    def __init__(self, compute_awaited: Callable[[Sequence[ChainEpisode]], None]) -> None:
+        """Initializes without chains.
+
+        Args:
+            compute_awaited: computes the feedback that waiting chains need, and stores it there.
+        """
+        self._compute_awaited = compute_awaited
+        self._waiting: dict[int, ChainEpisode] = {}
+
+    def submit(self, index: int, episode: ChainEpisode) -> None:
+        """See `Continuation`."""
+        self._waiting[index] = episode
+
+    def is_ready(self) -> bool:
+        """See `Continuation`."""
+        return False
+
+    def collect(self, *, block: bool) -> list[int]:
+        """See `Continuation`."""
+        if not block:
+            return []
+        waiting, self._waiting = dict(sorted(self._waiting.items())), {}
+        self._compute_awaited([*waiting.values()])
+        return [*waiting]
+
+
+def generate_chains(
+    generator: Generator, chains: Sequence[ChainRequest], continuation: Continuation | None = None
+) -> list[list[Response]]:
+    """Generates the responses of episodes with continuous batching, and stores them there.
+
+    An episode requests its next response as soon as the previous one is finished. Drafts of one stage, which do not see
     each other, are requested at once.
 
-    Some chains need feedback first, because a prompt shows it or it may stop the chain. Such a chain waits until no
-    other chain can advance, so that one call covers all waiting chains, in the order of `chains`. So the batches do not
-    depend on timing.
-
     Args:
-        compute_awaited: computes the feedback that waiting episodes need, and stores it there. None if no chain needs
-            any.
+        continuation: continues episodes that wait: for feedback that a prompt shows or that may stop a chain, or for a
+            step of an environment. None if none does.
 
     Returns:
-        By chain, the generated responses in the order of the positions. The episode's own may be shorter, if a stop
+        By episode, the generated responses in the order of the turns. The episode's own may be shorter, if a stop
         string ended them.
     """
-    scheduler = _Scheduler(chains, compute_awaited)
-    generator.run_requests(scheduler.advance(range(len(chains))), scheduler.on_finished)
+    scheduler = _Scheduler(chains, continuation)
+    generator.run_requests(scheduler.advance(range(len(chains))), scheduler.on_finished, scheduler.is_ready)
     return scheduler.responses
 
 
 class _Scheduler:
     """Decides which requests follow from finished ones."""
 
-    def __init__(
-        self,
-        chains: Sequence[ChainRequest],
-        compute_awaited: Callable[[Sequence[ChainEpisode]], None] | None,
-    ) -> None:
+    def __init__(self, chains: Sequence[ChainRequest], continuation: Continuation | None) -> None:
         self.responses: list[list[Response]] = [[] for _ in chains]
         self._chains = chains
-        self._compute_awaited = compute_awaited
-        self._num_positions = max((len(chain.episode.chain.positions) for chain in chains), default=1)
-        self._requested = [0] * len(chains)  # by chain, the number of responses requested so far
-        # By chain and position, the responses of drafts that finished before an earlier draft.
+        self._continuation = continuation
+        self._turns: list[tuple[int, int]] = []  # by key of a request, its episode and turn
+        self._requested = [0] * len(chains)  # by episode, the number of responses requested so far
+        # By episode and turn, the responses of drafts that finished before an earlier draft.
         self._out_of_turn: dict[tuple[int, int], Response] = {}
         self._num_pending = 0
-        self._waiting: list[int] = []
+        self._num_waiting = 0
+
+    def is_ready(self) -> bool:
+        """Returns whether an episode that waited need not do so any more."""
+        return self._num_waiting > 0 and self._continuation is not None and self._continuation.is_ready()
 
     def on_finished(self, finished: Sequence[tuple[int, Response]]) -> list[Request]:
-        """Adds finished responses to their chains, and returns the next requests."""
+        """Adds finished responses to their episodes, and returns the next requests."""
         advanced: list[int] = []
         for key, response in finished:
-            index, position = divmod(key, self._num_positions)
+            index, turn = self._turns[key]
             episode = self._chains[index].episode
-            self._out_of_turn[index, position] = response
+            self._out_of_turn[index, turn] = response
             while (response_in_turn := self._out_of_turn.pop((index, len(episode.responses)), None)) is not None:
                 episode.respond({"tokens": response_in_turn.tokens, "length": len(response_in_turn.tokens)})
                 self.responses[index].append(response_in_turn)
@@ -92,48 +135,43 @@ class _Scheduler:
         return self.advance(advanced)
 
     def advance(self, indices: Iterable[int]) -> list[Request]:
-        """Returns the next requests of chains without pending responses; without any, those of waiting chains."""
-        ready: list[int] = []
-        for index in indices:
-            episode = self._chains[index].episode
-            if episode.agent is not None:
-                (self._waiting if episode.awaits_feedback else ready).append(index)
-        if self._waiting and not ready and not self._num_pending:
-            assert self._compute_awaited is not None
-            waiting, self._waiting = sorted(self._waiting), []
-            self._compute_awaited([self._chains[index].episode for index in waiting])
-            ready = [index for index in waiting if self._chains[index].episode.agent is not None]
-        requests = [request for index in ready for request in self._stage_requests(index)]
+        """Returns the next requests of episodes without pending responses, and of those that need not wait any more.
+
+        Waits only if there would be no requests at all.
+        """
+        requests: list[Request] = []
+        while True:
+            for index in indices:
+                episode = self._chains[index].episode
+                if episode.is_waiting:
+                    assert self._continuation is not None
+                    self._continuation.submit(index, episode)
+                    self._num_waiting += 1
+                elif episode.agent is not None:
+                    requests += self._next_requests(index)
+            if not self._num_waiting:
+                break
+            assert self._continuation is not None
+            indices = self._continuation.collect(block=not requests and not self._num_pending)
+            self._num_waiting -= len(indices)
+            if not indices:
+                break
         self._num_pending += len(requests)
         return requests
 
-    def _stage_requests(self, index: int) -> list[Request]:
-        """Returns the requests for a chain's next response, and for the drafts beside it.
-
-        Agents of the same stage do not see each other, so all of them are asked at once, unless the chain may stop
-        between them. They have the same prompt.
-        """
+    def _next_requests(self, index: int) -> list[Request]:
         episode, policy_ids, limits, temperature, seed, sample, update = self._chains[index]
-        chain, first = episode.chain, len(episode.responses)
-        end = first + 1
-        while (
-            not chain.stops_when_solved
-            and end < len(chain.positions)
-            and chain.positions[end].stage == chain.positions[first].stage
-        ):
-            end += 1
-        self._requested[index] = end
-        return [
-            Request(
-                index * self._num_positions + position,
-                policy_ids[position],
-                episode.prompt_ids(),
-                Sampling(
-                    temperature,
-                    limits[position],
-                    [sampling_seed(seed, update, episode.query.id, position, sample)],
-                    chain.encoders[position].stop_token_ids,
-                ),
+        turns, prompt = episode.next_turns, episode.prompt_ids()
+        self._requested[index] = turns.stop
+        requests = []
+        for turn in turns:
+            position = episode.position(turn)
+            sampling = Sampling(
+                temperature,
+                limits[position],
+                [sampling_seed(seed, update, episode.query.id, turn, sample)],
+                episode.encoder(turn).stop_token_ids,
             )
-            for position in range(first, end)
-        ]
+            requests.append(Request(len(self._turns), policy_ids[position], prompt, sampling))
+            self._turns.append((index, turn))
+        return requests

@@ -15,11 +15,13 @@ from cory_env.episode import ChainEpisode
 from cory_env.rewarding.episodes import compute_awaited, reward_episodes
 from cory_env.rewarding.worker import RewardWorker
 from cory_env.tasks.task import Split
+from cory_env.text_envs.episode import EnvEpisode
+from cory_env.text_envs.pool import EnvPool
 from policies.generation.cuda import check_cuda
 from policies.generation.generator import GenerationError, Generator, LoadedWeights, Response, Sampling
 from policies.models.weights import Weights
 from policies.rllib.stateless_runner import StatelessRunner
-from policies.rollout.chain_generation import ChainRequest, generate_chains
+from policies.rollout.chain_generation import ChainRequest, FeedbackTogether, generate_chains
 from policies.rollout.engines import make_generator
 from policies.rollout.episodes import Rollout, to_rllib_episode
 from policies.rollout.prompt_sampling import PromptRef
@@ -57,14 +59,20 @@ class ChainRunner(StatelessRunner):
         self.task, self.tokenizers = s.make_task(), s.make_tokenizers()
         self._chains: dict[tuple[object, ...], Chain] = {}
         self.env = self.chain(tuple(make_mapping(s).as_dict().values()))
-        self.rewards = RewardWorker(
-            self.task.reward,
-            feedback=self.task.feedback,
-            role_rewards=self.env.role_rewards,
-            timeout=s.reward_timeout,
-            on_error=s.on_reward_error,
-        )
-        self.rewards.prepare()  # in the background, while the engines start
+        self.user_code: RewardWorker | EnvPool
+        if s.env is not None:
+            self.user_code = EnvPool(
+                s.env, num_processes=s.env_processes, timeout=s.reward_timeout, on_error=s.on_reward_error
+            )
+        else:
+            self.user_code = RewardWorker(
+                self.task.reward,
+                feedback=self.task.feedback,
+                role_rewards=self.env.role_rewards,
+                timeout=s.reward_timeout,
+                on_error=s.on_reward_error,
+            )
+        self.user_code.prepare()  # in the background, while the engines start
 
     def task_checksum(self) -> int:
         """Returns the checksum of the queries that this runner loaded."""
@@ -131,15 +139,13 @@ class ChainRunner(StatelessRunner):
         max_tokens = s.response_limit(update) if split == "train" else chain.max_response_tokens
         limits = [min(max_tokens, limit) for limit in chain.response_limits]
         start, self._reward_seconds = time.perf_counter(), 0.0
+        make_episode = ChainEpisode if s.env is None else EnvEpisode
+        chains: list[Any] = [make_episode(chain, queries[ref.query]) for ref in prompt_refs]
         requests = [
-            ChainRequest(
-                ChainEpisode(chain, queries[ref.query]), policy_ids, limits, s.temperature, s.seed, ref.sample, update
-            )
-            for ref in prompt_refs
+            ChainRequest(episode, policy_ids, limits, s.temperature, s.seed, ref.sample, update)
+            for episode, ref in zip(chains, prompt_refs, strict=True)
         ]
-        responses = generate_chains(self.generator, requests, partial(self._reward, compute_awaited))
-        chains = [request.episode for request in requests]
-        rewards = self._reward(reward_episodes, chains)
+        responses, rewards = self._generate(requests, chains)
         seconds = time.perf_counter() - start
         episodes = [
             to_rllib_episode(ref, chain_episode, chain_responses, cast(list[float], chain_rewards), mapping)
@@ -148,7 +154,7 @@ class ChainRunner(StatelessRunner):
             )
             if None not in chain_rewards
         ]
-        self.env_steps += sum(len(episode.agent_episodes) for episode in episodes)
+        self.env_steps += sum(map(len, responses))
         counters = {
             "version": version,
             "tokens": sum(len(response.tokens) for chain_responses in responses for response in chain_responses),
@@ -157,16 +163,36 @@ class ChainRunner(StatelessRunner):
             "rollout_seconds": seconds - self._reward_seconds,
             "reward_seconds": self._reward_seconds,
         }
+        if s.env is not None:
+            counters["truncated_episodes"] = sum(episode.is_truncated for episode in chains)
         return Rollout(episodes, counters)
 
-    def _reward(
-        self, score: Callable[[RewardWorker, Sequence[ChainEpisode]], T], episodes: Sequence[ChainEpisode]
-    ) -> T:
-        """Computes rewards, and adds the time to `_reward_seconds`."""
+    def _generate(
+        self, requests: Sequence[ChainRequest], episodes: Sequence[Any]
+    ) -> tuple[list[list[Response]], list[list[float | None]]]:
+        """Generates the responses of episodes; returns them, and their task rewards by turn, None if one failed."""
+        if isinstance(self.user_code, RewardWorker):
+            compute_feedback = partial(self._timed, compute_awaited, self.user_code)
+            responses = generate_chains(self.generator, requests, FeedbackTogether(compute_feedback))
+            return responses, self._timed(reward_episodes, self.user_code, episodes)
+        pool = self.user_code
+        seconds = pool.seconds
+        try:
+            responses = generate_chains(self.generator, requests, pool)
+        except BaseException:
+            pool.discard()
+            raise
+        self._reward_seconds += pool.seconds - seconds
+        return responses, [
+            [None] if episode.failed else [own for own, _ in episode.turn_rewards()] for episode in episodes
+        ]
+
+    def _timed(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Calls a user's code, and adds the time to `_reward_seconds`."""
         start = time.perf_counter()
-        rewards = score(self.rewards, episodes)
+        result = function(*arguments)
         self._reward_seconds += time.perf_counter() - start
-        return rewards
+        return result
 
     def probe(self, policy_id: str, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> list[Response]:
         """Generates responses to raw prompts, for the weight-sync check."""
@@ -200,4 +226,4 @@ class ChainRunner(StatelessRunner):
     def stop(self) -> None:
         """Stops the engines and the reward process."""
         self.generator.close()
-        self.rewards.close()
+        self.user_code.close()

@@ -9,11 +9,22 @@ import numpy as np
 import torch
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 
-from cory_env.episode import ChainEpisode
+from cory_env.episode import Episode
 from cory_env.rewarding.process import Reward
+from cory_env.text_envs.episode import EnvEpisode
 from policies.generation.generator import Response
 from policies.learning.metrics import repetition
-from policies.rllib.token_batch import ENDED, LOGPROBS, PROMPT_REF, STAGE, TASK_REWARD, TASK_REWARD_PARTS, THOUGHT_CUT
+from policies.rllib.token_batch import (
+    ENDED,
+    LOGPROBS,
+    PARTNER_REWARD,
+    PROMPT_REF,
+    STAGE,
+    TASK_REWARD,
+    TASK_REWARD_PARTS,
+    THOUGHT_CUT,
+    TURN,
+)
 from policies.rollout.prompt_sampling import PromptRef
 from policies.rollout.role_mapping import RoleMapping
 
@@ -68,47 +79,50 @@ def concat_rollouts(rollouts: Sequence[Rollout], *, parallel: bool = False) -> R
 
 def to_rllib_episode(
     prompt_ref: PromptRef,
-    episode: ChainEpisode,
+    episode: Episode,
     responses: Sequence[Response],
     task_rewards: Sequence[float],
     mapping: RoleMapping,
 ) -> MultiAgentEpisode:
-    """Converts a finished chain to an RLlib episode: one step per response, all rewards at the last step.
+    """Converts a finished episode to RLlib's: one step per response, all rewards at the last step.
 
-    Agents that a stopped chain did not ask have no agent episode.
+    Agents without a response, such as those that a stopped chain did not ask, have no agent episode.
 
     Args:
-        task_rewards: r_i, by position. Agents receive the collective reward.
+        task_rewards: r_i, by turn. Agents receive the collective reward.
         mapping: the role mapping used for generation; the episode keeps it.
     """
-    chain = episode.chain
+    chain, agents = episode.chain, episode.agents
+    partner_rewards = [partner for _, partner in episode.turn_rewards()] if isinstance(episode, EnvEpisode) else None
     rllib_episode = MultiAgentEpisode(agent_to_module_mapping_fn=mapping)
     rllib_episode.custom_data.update({PROMPT_REF: prompt_ref, CHAIN_TEXT: to_text(episode, task_rewards, mapping)})
-    rllib_episode.add_env_reset(observations={chain.agents[0]: episode.observation(chain.agents[0])})
-    for position, agent in enumerate(episode.agents):
-        last = position == len(episode.agents) - 1
-        tokens = episode.responses[position]
+    rllib_episode.add_env_reset(observations={agents[0]: episode.prompt_array(0)})
+    for turn, agent in enumerate(agents):
+        last = turn == len(agents) - 1
+        tokens = episode.responses[turn]
         rllib_episode.add_env_step(
-            observations={} if last else {chain.agents[position + 1]: episode.observation(chain.agents[position + 1])},
+            observations={} if last else {agents[turn + 1]: episode.prompt_array(turn + 1)},
             actions={agent: {"tokens": tokens, "length": len(tokens)}},
-            rewards=episode.collective_rewards(task_rewards) if last else {},
+            rewards=episode.step_rewards(turn, task_rewards),
             terminateds={"__all__": last},
             extra_model_outputs={
                 agent: {
-                    LOGPROBS: responses[position].logprobs[: len(tokens)],
-                    TASK_REWARD: float(task_rewards[position]),
-                    TASK_REWARD_PARTS: np.array([*getattr(task_rewards[position], "parts", {}).values()], np.float64),
-                    ENDED: episode.ended[position],
-                    STAGE: chain.positions[position].stage,
-                    THOUGHT_CUT: None if chain.thinking is None else episode.answer_starts[position] is None,
+                    LOGPROBS: responses[turn].logprobs[: len(tokens)],
+                    TASK_REWARD: float(task_rewards[turn]),
+                    TASK_REWARD_PARTS: np.array([*getattr(task_rewards[turn], "parts", {}).values()], np.float64),
+                    ENDED: episode.ended[turn],
+                    STAGE: chain.positions[episode.position(turn)].stage,
+                    THOUGHT_CUT: None if chain.thinking is None else episode.answer_starts[turn] is None,
+                    TURN: None if partner_rewards is None else agents[:turn].count(agent),
+                    PARTNER_REWARD: None if partner_rewards is None else partner_rewards[turn],
                 }
             },
         )
     return rllib_episode
 
 
-def to_text(episode: ChainEpisode, task_rewards: Sequence[float], mapping: RoleMapping) -> dict[str, Any]:
-    """Returns a finished chain as text: the query, and each response with its reward and signs of collapse.
+def to_text(episode: Episode, task_rewards: Sequence[float], mapping: RoleMapping) -> dict[str, Any]:
+    """Returns a finished episode as text: the query, and each response with its reward and signs of collapse.
 
     A response with a thought before its text has it as `reasoning`. A response on which there is feedback has it as
     `feedback`: a text, or None if nothing is to be corrected.
@@ -119,15 +133,16 @@ def to_text(episode: ChainEpisode, task_rewards: Sequence[float], mapping: RoleM
             {
                 "role": agent,
                 "policy": mapping(agent),
+                **episode.observation_entry(turn),
                 "text": text,
-                **episode.thought_entry(position),
+                **episode.thought_entry(turn),
                 "task_reward": float(reward),
                 **({"rewards": dict(reward.parts)} if isinstance(reward, Reward) else {}),
-                **episode.feedback_entry(position),
+                **episode.feedback_entry(turn),
                 "ended": ended,
                 "repetition": float(repetition(torch.tensor([tokens]), torch.ones(1, len(tokens)))),
             }
-            for position, (agent, text, tokens, ended, reward) in enumerate(
+            for turn, (agent, text, tokens, ended, reward) in enumerate(
                 zip(episode.agents, episode.completions, episode.responses, episode.ended, task_rewards, strict=True)
             )
         ],

@@ -31,6 +31,7 @@ CONFLICTS = (
     Requirement(("reward_scope",), lambda s: s.num_agents == 1 or s.knowledge_transfer, "knowledge_transfer=true"),
     Requirement(("reward_scope",), lambda s: s.positions[-1].role.count == 1, "a last role with count=1"),
     Requirement(("reward_scaling",), lambda s: not _is_along_chain(s), "credit=sum"),
+    Requirement(("reward_scaling",), lambda s: s.env is None or s.chain_gamma == 0, "a task, or chain_gamma=0"),
     Requirement(("reward_scaling",), lambda s: s.advantage != "gdpo", "an advantage other than gdpo"),
     Requirement(("loss",), lambda s: s.loss != "gspo" or s.advantage in GROUP_ESTIMATORS, GROUP_ADVANTAGE),
     Requirement(("kl_target",), lambda s: s.kl_coef > 0, "kl_coef above 0"),
@@ -109,6 +110,8 @@ def _chain(s: DerivedSettings) -> Iterator[str]:
 def _roles(s: DerivedSettings) -> Iterator[str]:
     """Roles, whose own values are valid."""
     for role in s.chain_roles:
+        if s.env is not None and (role.count, role.repeat, role.prompt) != (1, 1, None):
+            yield f"Role {role.name} has count, repeat or prompt, but the environment decides who acts. Remove them."
         if role.repeat > 1 and s.stop_when is None:
             yield f"repeat={role.repeat} of role {role.name} requires feedback, and stop_when=solved."
         if (tokens := role.max_response_tokens or 1) > s.max_response_tokens:
@@ -123,7 +126,7 @@ def _roles(s: DerivedSettings) -> Iterator[str]:
     if s.frozen_models and not s.knowledge_transfer:
         yield "knowledge_transfer=false conflicts with a frozen model, whose responses no trained LLM would see."
     first, last = s.positions[0].role, s.positions[-1].role
-    if not s.pioneers and s.select_by == "bare":
+    if not s.pioneers and s.env is None and s.select_by == "bare":
         yield f"The model of role {first.name} is frozen, so no LLM answers alone. Set select_by=chain."
     if not last.produces_response:
         yield f"num_agents={s.num_agents} ends the chain with role {last.name}, which produces no response. Change it."

@@ -180,7 +180,9 @@ class DerivedSettings(Fields):
 
     @property
     def responses(self) -> int:
-        """Responses per policy and update; with `roles`, of the policy with the most."""
+        """Responses per policy and update; with `roles`, of the policy with the most; with `env` episodes."""
+        if self.env is not None:
+            return self.chains // self.teams
         if self.roles is not None:
             return self.chains * max(map(self.assignment.count, self.policy_ids))
         return self.chains * self.num_agents // len(self.policy_ids)

@@ -72,6 +72,14 @@ class Fields(BaseModel):
     task: str = task_setting("custom")
     """The task: `custom`, your own `data` and `reward`; `arithmetic`, `code`, `drafts`, `gsm8k`, `imdb`, `math` or
     `sudoku`; or a function of yours that makes one, `module:function` (docs/guide/own.md)."""
+    env: str | None = task_setting(None)
+    """An environment instead of a task, whose agents act several times: a function of yours that makes a PettingZoo AEC
+    environment with text, `module:function` (docs/environments.md). Its agents are the roles."""
+    max_turns: int = task_setting(16, ge=1, le=1024)
+    """With `env`: maximum number of turns of an agent in an episode; then the episode is truncated."""
+    env_processes: int = computing_setting(4, ge=1)
+    """With `env`: processes of each runner in which environments run. Each takes one step at a time, which may take
+    `reward_timeout`; failures are handled as those of rewards (`on_reward_error`)."""
     data: str | None = task_setting(None, content=True)
     """Training queries instead of the task's own: a .jsonl, .json, .csv or .parquet file, `hub:OWNER/NAME` or
     `hub:FOLDER`; options follow as `?query_column=COLUMN`, for `hub:` also `&split=train&config=...&revision=...`."""
@@ -155,9 +163,11 @@ class Fields(BaseModel):
     """Weight of the other agents' rewards in `credit=sum`: agent i trains on r_i + partner_reward * sum of the others'
     r, except those of other drafts of its role. 0: each agent has its own reward; the paper's sum is 1."""
     chain_gamma: float = learning_setting(1.0, ge=0, le=1)
-    """Discount from one agent to the next in `credit=chain`; 0 gives each agent only its own reward."""
+    """Discount from one agent to the next in `credit=chain`; 0 gives each agent only its own reward. With `env`, from
+    one turn of an agent to its next."""
     chain_lam: float = learning_setting(1.0, ge=0, le=1)
-    """GAE's lambda between agents in `credit=chain`: 1 uses the next agent's reward, 0 its critic's estimate."""
+    """GAE's lambda between agents in `credit=chain`, with `env` between the turns of an agent: 1 uses the rewards that
+    follow, 0 the critic's estimate."""
 
     # Weights, precision and placement.
     weights: Literal["full", "lora"] = policy_setting("lora")

@@ -43,14 +43,21 @@ def _sees_earlier(s: Fields) -> bool:
 
 
 _CHAIN = "num_agents of 2 or more, and knowledge_transfer=true"
+_TASK_SETTINGS = (
+    *("task", "data", "eval_data", "max_query_tokens", "prompt", "observer_prompt", "feedback", "reward"),
+    *("reward_weights", "knowledge_transfer", "observed", "stop_when", "credit", "reward_scope", "eval_average"),
+)
+"""Settings without a meaning for an environment."""
 REQUIREMENTS = (
+    Requirement(_TASK_SETTINGS, lambda s: s.env is None, "a task instead of env"),
+    Requirement(("max_turns", "env_processes"), lambda s: s.env is not None, "env"),
     Requirement(("partner_reward",), lambda s: s.credit == "sum", "credit=sum"),
-    Requirement(("chain_gamma", "chain_lam"), lambda s: s.credit == "chain", "credit=chain"),
+    Requirement(("chain_gamma", "chain_lam"), lambda s: s.credit == "chain" or s.env, "credit=chain, or env"),
     Requirement(("chain_lam",), lambda s: s.advantage == "gae", "advantage=gae"),
     Requirement(("average_period", "eval_average"), _can_average, "two or more LLMs with the same model"),
     Requirement(("average_tau",), lambda s: s.average_period is not None, "average_period"),
     Requirement(("select_by",), lambda s: s.select_by != "mean" or s.eval_average, "eval_average=true"),
-    Requirement(("select_by",), lambda s: s.select_by != "chain" or _sees_earlier(s), _CHAIN),
+    Requirement(("select_by",), lambda s: s.select_by != "chain" or (s.env is None and _sees_earlier(s)), _CHAIN),
     Requirement(ADAPTER_SETTINGS, lambda s: s.weights == "lora", "weights=lora"),
     Requirement(
         ("feedback",), lambda s: _sees_earlier(s) or (s.num_agents != 1 and s.stop_when), f"{_CHAIN} or stop_when"

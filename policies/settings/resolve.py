@@ -12,9 +12,10 @@ from datetime import date
 from typing import Any
 
 from cory_env.chain import Chain
-from cory_env.chain_settings import MAX_PROMPT_TOKENS
+from cory_env.chain_settings import MAX_PROMPT_TOKENS, Role
 from cory_env.prompt_lengths import longest_prompts, max_shown_tokens
 from cory_env.tasks import Task
+from cory_env.text_envs.pool import EnvPool
 from policies.settings.settings import OPEN_VALUES, Settings, Tokenizers
 
 OPEN_SETTINGS = (*OPEN_VALUES, "num_passes", "num_updates")
@@ -26,6 +27,8 @@ FEEDBACK_TOKENS = 256
 def is_resolved(settings: Settings) -> bool:
     """Whether nothing is left open, apart from the date of a chat template."""
     open_values = [name for name, value in OPEN_VALUES.items() if getattr(settings, name) == value]
+    if settings.env is not None and settings.roles is None:
+        return False
     return settings.num_passes is None and open_values in ([], ["chat_date"])
 
 
@@ -37,6 +40,8 @@ def resolve(settings: Settings) -> Settings:
     """
     if is_resolved(settings) and (settings.chat_date is not None or not settings.chat):
         return settings
+    if settings.env is not None:
+        settings = with_env_roles(settings)
     tokenizers = settings.make_tokenizers()
     values: dict[str, Any] = {"lr": settings.learning_rate}
     if settings.chat == "auto":
@@ -54,6 +59,27 @@ def resolve(settings: Settings) -> Settings:
 
         settings = settings.model_copy(update={"micro_batch_tokens": choose_micro_batch_tokens(settings)})
     return type(settings)(**settings.model_dump())  # conflicts between the new values
+
+
+def with_env_roles(settings: Settings) -> Settings:
+    """Sets the roles to the environment's agents; if they are set, checks them.
+
+    Raises:
+        RewardError: The environment cannot be made.
+        ValueError: The roles are not the environment's agents.
+    """
+    assert settings.env is not None
+    with EnvPool(settings.env, timeout=settings.reward_timeout) as pool:
+        agents = pool.agents()
+    roles = {role.name: role for role in settings.roles or ()}
+    if roles and roles.keys() != {*agents}:
+        raise ValueError(
+            f"The roles are {', '.join(roles)}, but the agents of the environment {settings.env} are "
+            f"{', '.join(agents)}. Name one role after each of them."
+        )
+    ordered = [roles.get(agent, Role(agent)) for agent in agents]
+    values = settings.model_dump() | {"roles": ordered, "num_agents": len(ordered)}
+    return type(settings)(**values)
 
 
 def updates_of_passes(settings: Settings, num_queries: int) -> int:
@@ -79,6 +105,11 @@ def choose_prompt_limit(settings: Settings, task: Task, tokenizers: Tokenizers) 
     """
     from policies.models.model_check import max_positions  # imports transformers
 
+    contexts = [max_positions(path, settings.trust_remote_code) for path in settings.model_paths.values()]
+    rooms = [context - settings.max_response_tokens for context in contexts if context is not None]
+    longest_allowed = max(min([MAX_PROMPT_TOKENS, *rooms]), 1)
+    if settings.env is not None:  # prompts grow from turn to turn
+        return longest_allowed
     unlimited = settings.model_copy(update={"max_prompt_tokens": 1})
     needed = 1
     for policy_id, tokenizer in {id(t): (name, t) for name, t in tokenizers.items()}.values():
@@ -88,6 +119,4 @@ def choose_prompt_limit(settings: Settings, task: Task, tokenizers: Tokenizers) 
         longest = max(longest_prompts(chain, queries)[1], default=1)
         num_feedback = len(chain.positions) - 1 if task.feedback is not None else 0
         needed = max(needed, longest + max_shown_tokens(chain) + FEEDBACK_TOKENS * num_feedback)
-    contexts = [max_positions(path, settings.trust_remote_code) for path in settings.model_paths.values()]
-    rooms = [context - settings.max_response_tokens for context in contexts if context is not None]
-    return max(min(needed, MAX_PROMPT_TOKENS, *rooms), 1)
+    return min(needed, longest_allowed)

@@ -18,6 +18,7 @@ from cory_env.home import expand_home
 from cory_env.pickled import display_name, spec_of
 from cory_env.rewarding.spec import weighted_sum
 from cory_env.tasks import Task, TaskSettings, make_task
+from cory_env.text_envs.task import make_env_task
 from cory_env.tokenizer import load_tokenizer, same_tokenizer, token_ids_containing
 from policies.learning.hyperparameters import Credit
 from policies.models.model_names import AVERAGE_POLICY, model_path
@@ -127,6 +128,8 @@ class Settings(DerivedSettings):
         Raises:
             ValueError: the task is unknown, or its data cannot be read; the message names a fix.
         """
+        if self.env is not None:
+            return make_env_task(self.env, self.max_turns, self.eval_queries if self.validation else 0)
         tokenizer = None if self.max_query_tokens is None else self.make_tokenizers()[self.policy_ids[0]]
         return make_task(self.task_settings, tokenizer=tokenizer)
 
@@ -354,7 +357,10 @@ def changed_settings(recorded: Settings, requested: Settings) -> list[str]:
     A value that a request leaves open, and that the run filled in, is not a difference.
     """
     old, new = recorded.comparable_dump(), requested.comparable_dump()
-    return [name for name in old if old[name] != new[name] and (name, new[name]) not in OPEN_VALUES.items()]
+    unchanged: list[tuple[str, object]] = [*OPEN_VALUES.items()]
+    if requested.env is not None and requested.roles is None:  # they are the environment's
+        unchanged += [("roles", None), ("num_agents", requested.num_agents)]
+    return [name for name in old if old[name] != new[name] and (name, new[name]) not in unchanged]
 
 
 EXPECTED = "Input should be "

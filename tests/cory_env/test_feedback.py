@@ -89,7 +89,7 @@ def test_the_next_prompt_shows_the_feedback_on_the_last_response(worker: RewardW
 def test_a_prompt_requires_the_feedback_that_it_shows() -> None:
     episode = ChainEpisode(feedback_chain(), QUERIES[0])
     episode.respond(response(" bad"))
-    assert episode.awaits_feedback
+    assert episode.is_waiting
     with pytest.raises(ValueError, match="compute_awaited"):
         episode.prompt_ids()
     with pytest.raises(ValueError, match="expects 1"):
@@ -101,7 +101,7 @@ def test_feedback_is_not_computed_if_nothing_depends_on_it() -> None:
     for unused in (feedback_chain(task=hidden), feedback_chain(knowledge_transfer=False)):
         episode = ChainEpisode(unused, QUERIES[0])
         episode.respond(response(" bad"))
-        assert not episode.awaits_feedback and episode.prompt_ids()
+        assert not episode.is_waiting and episode.prompt_ids()
 
 
 def test_a_chain_stops_when_nothing_is_to_be_corrected(worker: RewardWorker) -> None:

@@ -175,7 +175,7 @@ def test_nobody_sees_the_thought(worker: RewardWorker) -> None:
 def test_a_thought_that_was_cut_off_is_no_answer(worker: RewardWorker) -> None:
     chain = make_chain(num_agents=3, stop_when="solved")
     episode = respond(ChainEpisode(chain, QUERIES[0]), "<think> hm hm hm hm")
-    assert not episode.awaits_feedback and episode.agent == "observer_1"
+    assert not episode.is_waiting and episode.agent == "observer_1"
     assert thinker().decode(episode.prompt_ids()) == "This movie was:  () This movie was"
     respond(episode, "<think> hm</think> bad")
     compute_awaited(worker, [episode])

@@ -1,6 +1,7 @@
 """`cory probe` from end to end on small models, and what it rejects before models are loaded."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,7 +21,7 @@ from launch.probing.plan import ProbePlan, plan_probe
 from launch.probing.probe import collect_outcomes
 from launch.probing.sampler import ProbedSample
 from launch.run_folder.run import Run
-from policies.rollout.chain_generation import ChainRequest, generate_chains
+from policies.rollout.chain_generation import ChainRequest, FeedbackTogether, generate_chains
 from policies.settings.yaml12 import Value
 from tests.launch.conftest import RUN_SETTINGS, record_test_run, write_policies
 from tests.paper import make_settings
@@ -121,7 +122,7 @@ def test_the_measured_chain_is_the_one_that_stops_when_solved() -> None:
         for index, episode in enumerate(episodes)
     ]
     with RewardWorker(plan.task.reward, feedback=plan.task.feedback) as worker:
-        responses = generate_chains(generator, requests, lambda waiting: compute_awaited(worker, waiting))
+        responses = generate_chains(generator, requests, FeedbackTogether(partial(compute_awaited, worker)))
         rewards = reward_episodes(worker, episodes)
     assert {len(episode.responses) for episode in episodes} == {1, 2}
     figure = result["figures"]["chain_feedback"]

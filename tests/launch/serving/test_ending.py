@@ -19,7 +19,7 @@ from launch.models.trained import open_trained
 from launch.run_folder.run import Run
 from launch.serving import server
 from launch.serving.batches import BatchRunner, Finished
-from policies.generation.generator import OnFinished, Request, Response
+from policies.generation.generator import IsReady, OnFinished, Request, Response
 from policies.generation.transformers_generator import TransformersGenerator
 from policies.rollout.chain_generation import ChainRequest
 from tests.launch.serving.test_server import make_client, make_model, running_server
@@ -35,7 +35,9 @@ class FakeEngine(TransformersGenerator):
         self.batch_sizes: list[int] = []
         self.error: Exception | None = None
 
-    def run_requests(self, requests: Sequence[Request], on_finished: OnFinished) -> None:
+    def run_requests(
+        self, requests: Sequence[Request], on_finished: OnFinished, is_ready: IsReady = lambda: False
+    ) -> None:
         self.batch_sizes.append(len(requests))
         self.started.set()
         assert self.released.wait(60)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.generation.generator import Generator, OnFinished, Request
+from policies.generation.generator import Generator, IsReady, OnFinished, Request
 from policies.rllib.token_batch import LOGPROBS, TASK_REWARD
 from policies.rollout.prompt_sampling import PromptRef
 from tests.policies.rollout.test_chain_runner import make_runner, sample_chains
@@ -31,7 +31,9 @@ class OneByOneGenerator:
         self.choose = choose
         self.order: list[int] = []
 
-    def run_requests(self, requests: Sequence[Request], on_finished: OnFinished) -> None:
+    def run_requests(
+        self, requests: Sequence[Request], on_finished: OnFinished, is_ready: IsReady = lambda: False
+    ) -> None:
         waiting = list(requests)
         while waiting:
             request = waiting.pop(self.choose(len(waiting)))
@@ -112,5 +114,7 @@ def test_a_chain_may_finish_before_another_one_starts(ray_session: None) -> None
     runner: Any = make_runner(num_agents=3)
     runner.generator = OneByOneGenerator(runner.generator, lambda waiting: waiting - 1)
     sample_chains(runner, PROMPT_REFS)
-    assert [key // 3 for key in runner.generator.order] == [index for index in reversed(range(8)) for _ in range(3)]
+    # Keys are numbered as requests are made: first one for each chain, then two more for one chain after another.
+    last_first = [(index, 8 + 2 * number, 9 + 2 * number) for number, index in enumerate(reversed(range(8)))]
+    assert runner.generator.order == [key for keys in last_first for key in keys]
     runner.stop()

@@ -1,0 +1,79 @@
+"""The child process that runs a user's environments: many episodes, one step at a time.
+
+The parent's first request is the environment's name, `module:function`, and each further one an `Advance`.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from cory_env.child_process import Reply, connect, describe_exception
+from cory_env.functions import ENVIRONMENT, SpecError, load_function
+from cory_env.text_envs.instance import EnvError, Instance, State
+
+
+class Advance(NamedTuple):
+    """Asks for the states of an episode that follow from the actions that the process does not know yet.
+
+    A process that does not have the episode starts it, and so replays one that ended with another process.
+
+    Attributes:
+        key: The episode.
+        seed: Its seed.
+        actions: All actions so far.
+        finished: Keys of episodes that need no more steps.
+    """
+
+    key: int
+    seed: int
+    actions: tuple[str, ...]
+    finished: tuple[int, ...] = ()
+
+
+class _Episodes:
+    """The episodes of a process. Instances whose episodes have ended are used again."""
+
+    def __init__(self, make_env: Callable[[], Any]) -> None:
+        self._make_env = make_env
+        self._running: dict[int, tuple[Instance, int]] = {}  # by key, the instance and its number of actions
+        self._unused = [Instance(make_env())]
+        self.agents = self._unused[0].possible_agents
+
+    def advance(self, request: Advance) -> list[State]:
+        """Returns the states of an episode; of a new one, the first is the initial state."""
+        for key in request.finished:
+            self._release(key)
+        instance, num_actions = self._running.pop(request.key, (None, 0))
+        states: list[State] = []
+        if instance is None:
+            instance = self._unused.pop() if self._unused else Instance(self._make_env())
+            states.append(instance.reset(request.seed))
+        states += [instance.step(action) for action in request.actions[num_actions:]]
+        self._running[request.key] = instance, len(request.actions)  # not after an error: it may be broken
+        if states and states[-1].agent is None:
+            self._release(request.key)
+        return states
+
+    def _release(self, key: int) -> None:
+        if key in self._running:
+            self._unused.append(self._running.pop(key)[0])
+
+
+def main() -> None:
+    """Loads the environment, reports its agents, and advances episodes until the parent is gone."""
+    connection, requests = connect()
+    try:
+        episodes = _Episodes(load_function(requests.get(), ENVIRONMENT))
+    except BaseException as error:  # SystemExit too
+        connection.send(Reply(error=_describe(error), fatal=True))
+        return
+    connection.send(Reply(values=list(episodes.agents)))
+    while True:
+        try:
+            reply = Reply(values=episodes.advance(requests.get()))
+        except BaseException as error:
+            reply = Reply(error=_describe(error))
+        connection.send(reply)
+
+
+def _describe(error: BaseException) -> str:
+    return str(error) if isinstance(error, EnvError | SpecError) else f"raised {describe_exception(error)}"

@@ -1,0 +1,109 @@
+"""One instance of a user's environment: checks what it returns, and steps agents that are done."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple, SupportsFloat
+
+from cory_env.message import SURROGATE_PROBLEM, Message, has_surrogate
+
+MAX_REWARD = 1e15
+"""Largest magnitude of a reward, as learners compute in fp32."""
+
+
+class EnvError(ValueError):
+    """An environment breaks the contract; the message is the predicate of a sentence."""
+
+
+class State(NamedTuple):
+    """What follows from a reset or an action.
+
+    Attributes:
+        agent: The agent whose turn it is; None: the episode has ended.
+        messages: What is new for that agent since its last turn.
+        replaces: Whether `messages` are its whole conversation instead.
+        rewards: The rewards that agents got, by agent.
+        is_truncated: Whether an agent was cut off (`truncations`).
+    """
+
+    agent: str | None
+    messages: tuple[Message, ...] = ()
+    replaces: bool = False
+    rewards: Mapping[str, float] = {}
+    is_truncated: bool = False
+
+
+class Instance:
+    """An instance of an AEC environment. It may be reset again and again."""
+
+    def __init__(self, env: Any) -> None:
+        """Checks that `env` has agents.
+
+        Raises:
+            EnvError: It is no AEC environment, or names no agents.
+        """
+        names = getattr(env, "possible_agents", None)
+        if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) for name in names):
+            raise EnvError(
+                f"returned {env!r:.80} ({type(env).__name__}), not a PettingZoo AEC environment whose possible_agents "
+                "is a list of names"
+            )
+        self.env = env
+        self.possible_agents = tuple(names)
+
+    def reset(self, seed: int, options: Mapping[str, object] | None = None) -> State:
+        """Starts the episode of a seed."""
+        self.env.reset(seed=seed, options=None if options is None else dict(options))
+        return self._state({})
+
+    def step(self, text: str) -> State:
+        """Takes the response of the agent whose turn it is."""
+        self.env.step(text)
+        return self._state({agent: _number(agent, reward) for agent, reward in self.env.rewards.items()})
+
+    def _state(self, rewards: Mapping[str, float]) -> State:
+        """Removes agents that are done, and returns the state of the next one."""
+        is_truncated = False
+        for _ in range(len(self.possible_agents) + 1):
+            if not self.env.agents:
+                return State(None, rewards=rewards, is_truncated=is_truncated)
+            agent = self.env.agent_selection
+            if agent not in self.env.agents:
+                raise EnvError(f"selected agent {agent!r}, which is not among its agents {self.env.agents}")
+            if not (self.env.terminations[agent] or self.env.truncations[agent]):
+                messages, replaces = _read(self.env.observe(agent))
+                return State(agent, messages, replaces, rewards, is_truncated)
+            is_truncated = is_truncated or bool(self.env.truncations[agent])
+            self.env.step(None)
+        raise EnvError(f"selects agent {agent!r} again, although it is done and was stepped with None")
+
+
+def _read(observation: object) -> tuple[tuple[Message, ...], bool]:
+    """Returns an observation as messages, and whether they are the whole conversation."""
+    if isinstance(observation, Mapping) and observation.keys() == {"text"}:  # of `text_env`
+        observation = observation["text"]
+    values: Any = observation
+    if replaces := isinstance(observation, Mapping) and observation.keys() == {"messages"}:
+        values = observation["messages"]
+    if isinstance(values, str):
+        values = [{"role": "user", "content": values}]
+    is_conversation = isinstance(values, list | tuple) and all(
+        isinstance(value, Mapping) and isinstance(value.get("role"), str) and isinstance(value.get("content"), str)
+        for value in values
+    )
+    if not is_conversation or not values:
+        raise EnvError(
+            f"returned the observation {observation!r:.80} ({type(observation).__name__}) instead of a text or a list "
+            "of messages with role and content"
+        )
+    if has_surrogate(values):
+        raise EnvError(f"returned an observation that {SURROGATE_PROBLEM}: {observation!r:.80}")
+    if values[-1]["role"] == "assistant":
+        raise EnvError("returned a conversation whose last message is the assistant's")
+    return tuple(Message(role=value["role"], content=value["content"]) for value in values), replaces
+
+
+def _number(agent: str, reward: object) -> float:
+    number = float(reward) if isinstance(reward, SupportsFloat) else math.nan
+    if not math.isfinite(number) or abs(number) > MAX_REWARD:
+        raise EnvError(f"gave {agent} the reward {reward!r:.80} instead of a finite number")
+    return number

@@ -1,0 +1,139 @@
+"""Environments with text for tests: sound ones, and one per way to break the contract."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pettingzoo import AECEnv
+
+
+class TextGame(AECEnv[str, Any, str | None]):
+    """Agents act in turn, `rounds` times each; every action is rewarded by its length modulo 3."""
+
+    metadata: ClassVar = {"name": "text_game_v0"}
+
+    def __init__(self, rounds: str = "2", agents: str = "first,second") -> None:
+        super().__init__()
+        self.possible_agents = agents.split(",")
+        self.agents: list[str] = []
+        self.rounds = int(rounds)
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
+        self.agents = self.possible_agents[:]
+        self.rewards = dict.fromkeys(self.agents, 0.0)
+        self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
+        self.terminations = dict.fromkeys(self.agents, False)
+        self.truncations = dict.fromkeys(self.agents, False)
+        self.infos: dict[str, dict[str, Any]] = {agent: {} for agent in self.agents}
+        self.agent_selection = self.agents[0]
+        self.seed = seed
+        self.actions: list[str] = []
+
+    def observe(self, agent: str) -> Any:
+        return f"seed {self.seed}, {len(self.actions)} actions.\n"
+
+    def step(self, action: str | None) -> None:
+        agent = self.agent_selection
+        if self.terminations[agent] or self.truncations[agent]:
+            self._was_dead_step(action)
+            return
+        assert action is not None
+        self.actions.append(action)
+        self._cumulative_rewards[agent] = 0.0
+        self._clear_rewards()
+        self.rewards |= self.reward(agent, action)
+        if len(self.actions) == self.rounds * len(self.possible_agents):
+            self.terminations = dict.fromkeys(self.agents, True)
+        self.agent_selection = self.possible_agents[len(self.actions) % len(self.possible_agents)]
+        self._accumulate_rewards()
+
+    def reward(self, agent: str, action: str) -> dict[str, Any]:
+        return {agent: float(len(action) % 3)}
+
+
+class Duel(TextGame):
+    """Whoever writes the longer text in a round wins 1 from the other one."""
+
+    def reward(self, agent: str, action: str) -> dict[str, Any]:
+        if agent != self.possible_agents[-1]:
+            return {}
+        difference = len(self.actions[-2]) - len(action)
+        first = float(difference > 0) - float(difference < 0)
+        return {self.possible_agents[0]: first, agent: -first}
+
+
+class Broken(TextGame):
+    """Breaks the contract in one `way`, at the second action of an odd seed (or once, if `once` names a file)."""
+
+    def __init__(self, way: str, once: str = "") -> None:
+        super().__init__()
+        self.way, self.once = way, once
+
+    def _is_due(self) -> bool:
+        if len(self.actions) != 2 or (self.seed or 0) % 2 == 0:
+            return False
+        if self.once:
+            if Path(self.once).exists():
+                return False
+            Path(self.once).touch()
+        return True
+
+    def observe(self, agent: str) -> Any:
+        if self._is_due() and self.way in ("number", "half", "assistant", "long"):
+            broken: dict[str, Any] = {
+                "number": 3,
+                "half": "\ud83d",
+                "assistant": [{"role": "assistant", "content": "Me."}],
+                "long": "very " * 1000,
+            }
+            return broken[self.way]
+        return super().observe(agent)
+
+    def reward(self, agent: str, action: str) -> dict[str, Any]:
+        if not self._is_due():
+            return super().reward(agent, action)
+        if self.way == "raise":
+            raise RuntimeError("out of cards")
+        if self.way == "hang":
+            time.sleep(1000)
+        if self.way == "exit":
+            os._exit(3)
+        if self.way == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {agent: float("nan") if self.way == "nan" else 1.0}
+
+    def step(self, action: str | None) -> None:
+        super().step(action)
+        if self.way == "text" and self._is_due():
+            self.rewards = {"first": "much"}  # type: ignore[dict-item]
+        if self.way == "dead" and self._is_due():
+            self.terminations[self.agent_selection] = True
+            self._was_dead_step = lambda action: None  # type: ignore[method-assign]
+        if self.way == "stranger" and self._is_due():
+            self.agents = [*self.agents, "stranger"]
+            self.terminations["stranger"] = self.truncations["stranger"] = False
+            self.agent_selection = "stranger"
+
+
+class Moody(TextGame):
+    """Its observations differ when it is reset again, as those of an environment with a clock do."""
+
+    def observe(self, agent: str) -> str:
+        return f"{super().observe(agent)} It is {time.time_ns()}.\n"
+
+
+class Endless(TextGame):
+    """Never ends."""
+
+    def __init__(self) -> None:
+        super().__init__(rounds="1000000")
+
+
+def no_environment() -> Sequence[str]:
+    """Returns something else."""
+    return ["first"]
