@@ -249,7 +249,7 @@ class PromptEncoder(ResponseDecoder):
             marked = self.chat.render_messages([*earlier, Message(role="assistant", content=_MARK), *after])
             head, _, suffix = marked.partition(_MARK)
             written = self.chat.render_messages([*earlier, answer, *after])
-            if head != before or answer["content"].strip() not in written:
+            if head.rstrip() != before.rstrip() or answer["content"].strip() not in written:
                 return self.encode_messages([*messages, *new])
         return self._conversation_prompt([*prompt, *response, *self.control.encode_continuation(suffix)])
 

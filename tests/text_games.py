@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from pettingzoo import AECEnv
 
@@ -110,10 +110,10 @@ class Broken(TextGame):
     def step(self, action: str | None) -> None:
         super().step(action)
         if self.way == "text" and self._is_due():
-            self.rewards = {"first": "much"}  # type: ignore[dict-item]
+            self.rewards["first"] = cast(Any, "much")
         if self.way == "dead" and self._is_due():
             self.terminations[self.agent_selection] = True
-            self._was_dead_step = lambda action: None  # type: ignore[method-assign]
+            self._was_dead_step = lambda action: None
         if self.way == "stranger" and self._is_due():
             self.agents = [*self.agents, "stranger"]
             self.terminations["stranger"] = self.truncations["stranger"] = False

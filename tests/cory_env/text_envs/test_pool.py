@@ -166,7 +166,7 @@ def test_episodes_that_never_end_are_truncated() -> None:
 
 def test_a_first_prompt_that_is_too_long_is_an_error() -> None:
     env = "tests.text_games:TextGame"
-    with EnvPool(env, timeout=30) as pool, pytest.raises(RewardError, match="begins with a prompt of .* tokens"):
+    with EnvPool(env, timeout=30) as pool, pytest.raises(RewardError, match=r"begins with a prompt of \d+ tokens"):
         for _ in play(pool, make_episodes(env, ("first", "second"), max_prompt_tokens=3)):
             pass
 

@@ -55,6 +55,7 @@ def test_a_response_is_credited_with_what_its_agent_gets_from_then_on(gamma: flo
     credit = paper_credit(partner_reward=alpha, chain_gamma=gamma)
     estimator = AdvantageEstimator(paper_hyperparameters(advantage="rloo"))
     credited = torch.zeros(len(keys))
+    assert rows.partner_rewards is not None
     credited[order] = assign_credit({"llm_1": rows.select(order)}, credit, {"llm_1": estimator})["llm_1"]
     for row, (_, episode, agent, turn) in enumerate(keys):
         expected = 0.0
@@ -115,7 +116,7 @@ def test_mini_batches_hold_whole_episodes(path: str) -> None:  # noqa: F811
     episodes = [set(rows.chains[part].tolist()) for part in parts]
     assert [*map(len, episodes)] == [4, 4, 4, 3]
     assert len(set.union(*episodes)) == NUM_SEEDS * NUM_SAMPLES
-    assert parts[0].tolist() != [*learner._minibatches(rows, update=4, epoch=1)][0].tolist()
+    assert parts[0].tolist() != next(iter(learner._minibatches(rows, update=4, epoch=1))).tolist()
 
 
 def _scores(rows: Rows) -> Any:
@@ -161,7 +162,13 @@ LENGTHS = [(5, 3), (2, 4), (3, 1), (1, 5), (4, 2)]
 def test_gae_over_turns_has_the_loss_and_gradient_of_one_masked_row(path: str, shares: bool) -> None:  # noqa: F811
     gamma, lam, kl_coef, value_coef = 0.9, 0.8, 0.2, 0.1
     rows, tokens, generated = make_turns(LENGTHS, np.random.default_rng(8))
-    values = {"gamma": gamma, "lam": lam, "kl_coef": kl_coef, "value_coef": value_coef, "kl_estimator": "k1"}
+    values: dict[str, Any] = {
+        "gamma": gamma,
+        "lam": lam,
+        "kl_coef": kl_coef,
+        "value_coef": value_coef,
+        "kl_estimator": "k1",
+    }
     learner = make_learner(path, "full", advantage="gae", **values)
     learner.check_forward(shares)
     assert (learner.model.cost is not None) == shares
