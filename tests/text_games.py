@@ -11,6 +11,8 @@ from typing import Any, ClassVar, cast
 
 from pettingzoo import AECEnv
 
+from tests.policies.sample_rewards import letters
+
 
 class TextGame(AECEnv[str, Any, str | None]):
     """Agents act in turn, `rounds` times each; every action is rewarded by its length modulo 3."""
@@ -137,3 +139,21 @@ class Endless(TextGame):
 def no_environment() -> Sequence[str]:
     """Returns something else."""
     return ["first"]
+
+
+class Question(TextGame):
+    """One agent answers once; the reward is that of `letters`."""
+
+    def __init__(self) -> None:
+        super().__init__(rounds="1", agents="pioneer")
+
+    def observe(self, agent: str) -> str:
+        return question(self.seed or 0)
+
+    def reward(self, agent: str, action: str) -> dict[str, Any]:
+        return {agent: letters([action])[0]}
+
+
+def question(seed: int) -> str:
+    """The question of a seed; every fourth is the same."""
+    return f"What is {seed % 4} times {seed}?"

@@ -1,14 +1,22 @@
 """The child process that runs a user's environments: many episodes, one step at a time.
 
-The parent's first request is the environment's name, `module:function`, and each further one an `Advance`.
+The parent's first request is the environment's name, `module:function`, and each further one an `Advance` or
+`CHECK`.
 """
 
+import contextlib
+import io
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from cory_env.child_process import Reply, connect, describe_exception
 from cory_env.functions import ENVIRONMENT, SpecError, load_function
 from cory_env.text_envs.instance import EnvError, Instance, State
+
+CHECK = "check"
+"""The request to run PettingZoo's own test."""
+API_TEST_STEPS = 200
 
 
 class Advance(NamedTuple):
@@ -57,6 +65,24 @@ class _Episodes:
         if key in self._running:
             self._unused.append(self._running.pop(key)[0])
 
+    def check(self) -> list[State]:
+        """Runs PettingZoo's own test with a new instance, with random texts as actions.
+
+        Raises:
+            EnvError: The instance fails it.
+        """
+        from pettingzoo.test import api_test
+
+        from cory_env.text_envs.spaces import text_env
+
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            try:
+                api_test(text_env(self._make_env()), num_cycles=API_TEST_STEPS)
+            except AssertionError as error:
+                raise EnvError(f"fails PettingZoo's api_test: {error}") from error
+        return []
+
 
 def main() -> None:
     """Loads the environment, reports its agents, and advances episodes until the parent is gone."""
@@ -69,7 +95,8 @@ def main() -> None:
     connection.send(Reply(values=list(episodes.agents)))
     while True:
         try:
-            reply = Reply(values=episodes.advance(requests.get()))
+            request = requests.get()
+            reply = Reply(values=episodes.check() if request == CHECK else episodes.advance(request))
         except BaseException as error:
             reply = Reply(error=_describe(error))
         connection.send(reply)

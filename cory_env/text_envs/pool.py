@@ -7,19 +7,21 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from cory_env.chat import ChatError
 from cory_env.child_process import ChildProcess, Reply
 from cory_env.message import TextError
 from cory_env.prompt_encoder import PromptError
 from cory_env.rewarding.worker import MAX_ATTEMPTS, OnError, RewardError
-from cory_env.text_envs.child import Advance
+from cory_env.text_envs.child import CHECK, Advance
 from cory_env.text_envs.episode import EnvEpisode
 from cory_env.text_envs.instance import State
 
 logger = logging.getLogger(__name__)
 
+Patience = Literal["none", "any", "all"]
+"""Which of the episodes that wait `EnvPool.collect` waits for."""
 _WAIT_SECONDS = 0.2  # at most, between looks at all processes
 _LOAD_SECONDS = 60.0  # that importing an environment and making one may take, if a step has less time
 _PAUSE_SECONDS = 0.005  # without a reply, after which a batch of replies counts as complete
@@ -36,11 +38,20 @@ class EnvPool:
         skipped: Number of episodes so far that failed (`on_error="skip"`).
     """
 
-    def __init__(self, env: str, *, num_processes: int = 1, timeout: float, on_error: OnError = "stop") -> None:
+    def __init__(
+        self,
+        env: str,
+        *,
+        agents: Sequence[str] = (),
+        num_processes: int = 1,
+        timeout: float,
+        on_error: OnError = "stop",
+    ) -> None:
         """Makes the pool without starting processes.
 
         Args:
             env: The environment, `module:function`.
+            agents: The agents that it must have, in any order; empty: any.
             num_processes: Number of processes.
             timeout: Seconds that a step may take.
             on_error: How to handle a failure: `stop` raises, `skip` marks the episode as failed.
@@ -48,7 +59,7 @@ class EnvPool:
         self.env, self.timeout, self.on_error = env, timeout, on_error
         self.seconds = 0.0
         self.skipped = 0
-        self._hosts = [_Host(env, timeout) for _ in range(num_processes)]
+        self._hosts = [_Host(env, agents, timeout) for _ in range(num_processes)]
 
     def agents(self) -> tuple[str, ...]:
         """Returns the environment's agents.
@@ -57,6 +68,10 @@ class EnvPool:
             RewardError: The environment cannot be made.
         """
         return self._hosts[0].agents()
+
+    def check(self) -> str:
+        """Runs PettingZoo's own test of environments; returns what is wrong, as the predicate of a sentence."""
+        return self._hosts[0].check()
 
     def prepare(self) -> None:
         """Starts the processes without waiting for them."""
@@ -79,12 +94,13 @@ class EnvPool:
         """The connections with processes that are at work."""
         return [host.connection for host in self._hosts if host.connection is not None]
 
-    def collect(self, *, block: bool) -> list[int]:
+    def collect(self, patience: Patience) -> list[int]:
         """Returns the numbers of episodes that have been advanced, or have failed.
 
         Args:
-            block: Whether to wait until there is one, and then as long as others follow quickly, so that a batch of
-                requests is not small only because environments take their steps one after another.
+            patience: `none`: only those that are ready now. `any`: waits until there is one, and then as long as others
+                follow quickly, so that a batch of requests is not small only because environments take their steps
+                one after another. `all`: waits for all.
 
         Raises:
             RewardError: An episode failed (`on_error="stop"`), or the environment cannot be made.
@@ -97,8 +113,10 @@ class EnvPool:
                 if error:
                     self._fail(episode, error)
                 indices.append(index)
-            timeout = _PAUSE_SECONDS if indices else _WAIT_SECONDS
-            if not advanced and (not block or (not wait(self._connections(), timeout) and indices)):
+            at_work = self._connections()
+            timeout = _PAUSE_SECONDS if indices and patience == "any" else _WAIT_SECONDS
+            is_done = patience == "none" or not at_work
+            if not advanced and (is_done or (not wait(at_work, timeout) and indices and patience == "any")):
                 self.seconds += time.monotonic() - start
                 return indices
 
@@ -136,8 +154,8 @@ class EnvPool:
 class _Host:
     """A child process and its episodes."""
 
-    def __init__(self, env: str, timeout: float) -> None:
-        self._env, self._timeout = env, timeout
+    def __init__(self, env: str, expected: Sequence[str], timeout: float) -> None:
+        self._env, self._expected, self._timeout = env, expected, timeout
         self._process: ChildProcess | None = None
         self._agents: tuple[str, ...] | None = None  # None until the process has made the environment
         self._queue: deque[tuple[int, EnvEpisode]] = deque()
@@ -168,7 +186,18 @@ class _Host:
                 self.close()
                 raise RewardError(f"The environment {self._env} cannot be used: it {reply.error}")
             self._agents = tuple(reply.values)
+            if self._expected and {*self._expected} != {*self._agents}:
+                raise RewardError(
+                    f"The roles are {', '.join(self._expected)}, but the agents of the environment {self._env} are "
+                    f"{', '.join(self._agents)}. Name one role after each of them."
+                )
         return self._agents
+
+    def check(self) -> str:
+        self.agents()
+        process = self.start()
+        process.send(CHECK)
+        return process.receive("ran").error
 
     def submit(self, index: int, episode: EnvEpisode) -> None:
         self._queue.append((index, episode))

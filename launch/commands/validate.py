@@ -16,12 +16,14 @@ def validate(words: Words = None, config: ConfigFiles = None, debug: Debug = Fal
 
     The first argument is a task (arithmetic, code, custom, drafts, gsm8k, imdb, math, sudoku, or your own), a preset,
     or a file of settings. The command reads every query, prints each role's prompt, and calls the reward in its own
-    process: on a few responses, and on all reference answers if the task has them.
+    process: on a few responses, and on all reference answers if the task has them. Of an environment (env=...), it runs
+    PettingZoo's own test, and an episode of each split with placeholders as responses.
 
     Examples:
       cory validate "task=arithmetic?digits=3&operations=sums"
       cory validate gsm8k data=train.jsonl eval_data=test.jsonl max_response_tokens=256
       cory validate custom data=questions.jsonl reward=my_rewards:brevity model=./my-model
+      cory validate env=my_games:negotiation
       cory validate mine.yaml
 
     Exit codes:
@@ -38,6 +40,7 @@ def validate(words: Words = None, config: ConfigFiles = None, debug: Debug = Fal
     settings = request.settings()
 
     from launch.training.description import describe_settings
+    from launch.training.env_validation import validate_env
     from launch.training.preflight import data_warnings, fill_in_settings, load_task, make_chains
     from launch.training.validation import validate as validate_chain
 
@@ -49,7 +52,7 @@ def validate(words: Words = None, config: ConfigFiles = None, debug: Debug = Fal
     warnings = [*data_warnings(settings, task), *_memory_warnings(settings)]
     is_valid = True
     for policy_id, chain in make_chains(settings, task, tokenizers).items():
-        report = validate_chain(chain, settings.reward_timeout)
+        report = validate_env(chain, settings) if settings.env else validate_chain(chain, settings.reward_timeout)
         same_tokenizer = [name for name in families if tokenizers[name] is tokenizers[policy_id]]
         report.facts += dict.fromkeys(f"model family {families[name]}" for name in same_tokenizer)
         report.warnings += warnings

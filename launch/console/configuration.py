@@ -26,10 +26,10 @@ class SettingsArguments(NamedTuple):
 
     def check_task(self) -> None:
         """Checks that the arguments say what to train on."""
-        if self.preset is None and not self.files and not {"task", "data"} & parse_overrides(self.pairs).keys():
+        if self.preset is None and not self.files and not {"task", "data", "env"} & parse_overrides(self.pairs).keys():
             raise CommandError(
-                "Name a preset or a file of settings, such as imdb-tiny or mine.yaml, or set task. The presets are "
-                f"{', '.join(presets())}."
+                "Name a preset or a file of settings, such as imdb-tiny or mine.yaml, or set task or env. The presets "
+                f"are {', '.join(presets())}."
             )
 
     def settings(self) -> Settings:

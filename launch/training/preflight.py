@@ -121,13 +121,13 @@ def check_rope_factors(settings: Settings, trained_length: int) -> None:
 def check_env(chains: Sequence[Chain], settings: Settings) -> None:
     """Resets the environment with the first seed of every split, and checks that the first prompts can be built."""
     assert settings.env is not None
-    with EnvPool(settings.env, timeout=settings.reward_timeout) as pool:
+    with EnvPool(settings.env, agents=settings.agents, timeout=settings.reward_timeout) as pool:
         for chain in chains:
             for split in chain.task.splits:
                 episode = EnvEpisode(chain, chain.task.queries(split)[0])
                 pool.submit(0, episode)
                 try:
-                    pool.collect(block=True)
+                    pool.collect("all")
                 except RewardError as error:
                     raise CommandError(str(error)) from error
                 if episode.agent is None:

@@ -80,7 +80,13 @@ class GenerationError(RuntimeError):
 
 
 class Generator(Protocol):
-    """A generation backend, with one set of weights per policy."""
+    """A generation backend, with one set of weights per policy.
+
+    Attributes:
+        in_batches: Whether requests form batches that finish together, so that it pays to wait until all are there.
+    """
+
+    in_batches: bool
 
     def generate(self, prompts: Sequence[Sequence[int]], policy_id: str, sampling: Sampling) -> list[Response]:
         """Samples one response per prompt with the weights of `policy_id`.

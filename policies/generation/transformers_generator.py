@@ -59,6 +59,8 @@ class TransformersGenerator:
     It holds one inference copy of the model per policy, or one shared base and an adapter per policy.
     """
 
+    in_batches = True
+
     def __init__(
         self,
         models: Mapping[str, str],

@@ -61,6 +61,8 @@ class VLLMGenerator:
     `timeout`, the call raises a `GenerationError` after a new engine was started with the last weights.
     """
 
+    in_batches = False
+
     def __init__(
         self,
         models: Mapping[str, str],

@@ -139,7 +139,8 @@ class AdvantageEstimator:
             members, groups, where = rows.comparisons()
             metrics["frac_zero_std"] = 1.0 - float(has_nonzero_std(compared[members], groups)[where].float().mean())
             if rows.turns is not None:
-                metrics["frac_alone"] = float((groups[where].bincount() == 1).sum()) / len(rows)
+                _, group, sizes = groups.unique(return_inverse=True, return_counts=True)
+                metrics["frac_alone"] = float((sizes[group][where] == 1).float().mean())
             if reward_parts is not None:
                 advantages = gdpo(reward_parts, rows.groups, h.gdpo_weights, mask)
             else:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, Self
 
 from cory_env.episode import ChainEpisode, Episode
+from cory_env.text_envs.pool import Patience
 from policies.generation.generator import EVALUATION_UPDATE, Generator, Request, Response, Sampling, sampling_seed
 
 
@@ -40,11 +41,11 @@ class Continuation(Protocol):
     def is_ready(self) -> bool:
         """Returns whether `collect` would return any without waiting."""
 
-    def collect(self, *, block: bool) -> list[int]:
+    def collect(self, patience: Patience) -> list[int]:
         """Returns the numbers of episodes that need not wait any more, each once.
 
         Args:
-            block: Whether to wait until there is one, because nothing else is left to do.
+            patience: whether to wait for none, any or all of them; without `none`, nothing else is left to do.
         """
 
 
@@ -71,9 +72,9 @@ class FeedbackTogether:
         """See `Continuation`."""
         return False
 
-    def collect(self, *, block: bool) -> list[int]:
+    def collect(self, patience: Patience) -> list[int]:
         """See `Continuation`."""
-        if not block:
+        if patience == "none":
             return []
         waiting, self._waiting = dict(sorted(self._waiting.items())), {}
         self._compute_awaited([*waiting.values()])
@@ -96,7 +97,7 @@ def generate_chains(
         By episode, the generated responses in the order of the turns. The episode's own may be shorter, if a stop
         string ended them.
     """
-    scheduler = _Scheduler(chains, continuation)
+    scheduler = _Scheduler(chains, continuation, "all" if generator.in_batches else "any")
     generator.run_requests(scheduler.advance(range(len(chains))), scheduler.on_finished, scheduler.is_ready)
     return scheduler.responses
 
@@ -104,10 +105,11 @@ def generate_chains(
 class _Scheduler:
     """Decides which requests follow from finished ones."""
 
-    def __init__(self, chains: Sequence[ChainRequest], continuation: Continuation | None) -> None:
+    def __init__(self, chains: Sequence[ChainRequest], continuation: Continuation | None, patience: Patience) -> None:
         self.responses: list[list[Response]] = [[] for _ in chains]
         self._chains = chains
         self._continuation = continuation
+        self._patience = patience
         self._turns: list[tuple[int, int]] = []  # by key of a request, its episode and turn
         self._requested = [0] * len(chains)  # by episode, the number of responses requested so far
         # By episode and turn, the responses of drafts that finished before an earlier draft.
@@ -152,7 +154,7 @@ class _Scheduler:
             if not self._num_waiting:
                 break
             assert self._continuation is not None
-            indices = self._continuation.collect(block=not requests and not self._num_pending)
+            indices = self._continuation.collect("none" if requests or self._num_pending else self._patience)
             self._num_waiting -= len(indices)
             if not indices:
                 break

@@ -62,7 +62,11 @@ class ChainRunner(StatelessRunner):
         self.user_code: RewardWorker | EnvPool
         if s.env is not None:
             self.user_code = EnvPool(
-                s.env, num_processes=s.env_processes, timeout=s.reward_timeout, on_error=s.on_reward_error
+                s.env,
+                agents=s.agents,
+                num_processes=s.env_processes,
+                timeout=s.reward_timeout,
+                on_error=s.on_reward_error,
             )
         else:
             self.user_code = RewardWorker(

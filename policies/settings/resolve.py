@@ -12,7 +12,7 @@ from datetime import date
 from typing import Any
 
 from cory_env.chain import Chain
-from cory_env.chain_settings import MAX_PROMPT_TOKENS, Role
+from cory_env.chain_settings import MAX_PROMPT_TOKENS
 from cory_env.prompt_lengths import longest_prompts, max_shown_tokens
 from cory_env.tasks import Task
 from cory_env.text_envs.pool import EnvPool
@@ -40,7 +40,7 @@ def resolve(settings: Settings) -> Settings:
     """
     if is_resolved(settings) and (settings.chat_date is not None or not settings.chat):
         return settings
-    if settings.env is not None:
+    if settings.env is not None and settings.roles is None:
         settings = with_env_roles(settings)
     tokenizers = settings.make_tokenizers()
     values: dict[str, Any] = {"lr": settings.learning_rate}
@@ -62,24 +62,15 @@ def resolve(settings: Settings) -> Settings:
 
 
 def with_env_roles(settings: Settings) -> Settings:
-    """Sets the roles to the environment's agents; if they are set, checks them.
+    """Makes the environment's agents the roles.
 
     Raises:
         RewardError: The environment cannot be made.
-        ValueError: The roles are not the environment's agents.
     """
     assert settings.env is not None
     with EnvPool(settings.env, timeout=settings.reward_timeout) as pool:
-        agents = pool.agents()
-    roles = {role.name: role for role in settings.roles or ()}
-    if roles and roles.keys() != {*agents}:
-        raise ValueError(
-            f"The roles are {', '.join(roles)}, but the agents of the environment {settings.env} are "
-            f"{', '.join(agents)}. Name one role after each of them."
-        )
-    ordered = [roles.get(agent, Role(agent)) for agent in agents]
-    values = settings.model_dump() | {"roles": ordered, "num_agents": len(ordered)}
-    return type(settings)(**values)
+        roles = [{"name": agent} for agent in pool.agents()]
+    return type(settings)(**settings.model_dump() | {"roles": roles, "num_agents": len(roles)})
 
 
 def updates_of_passes(settings: Settings, num_queries: int) -> int:

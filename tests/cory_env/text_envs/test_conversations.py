@@ -20,7 +20,8 @@ from tests.cory_env.sample_tokenizers import byte_level, metaspace, not_special
 
 QWEN3 = (
     "{%- set last = namespace(index=-1) -%}"
-    "{%- for m in messages -%}{%- if m.role == 'user' -%}{%- set last.index = loop.index0 -%}{%- endif -%}{%- endfor -%}"
+    "{%- for m in messages -%}{%- if m.role == 'user' -%}{%- set last.index = loop.index0 -%}{%- endif -%}"
+    "{%- endfor -%}"
     "{%- for m in messages -%}{%- if m.role == 'assistant' and loop.index0 < last.index -%}"
     "{{ '<|im_start|>assistant\\n' + m.content.split('</think>')[-1].lstrip('\\n') + '<|im_end|>\\n' }}"
     "{%- else -%}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{%- endif -%}{%- endfor -%}"

@@ -53,7 +53,7 @@ def play(pool: EnvPool, episodes: list[EnvEpisode], seed: int = 0) -> Iterator[i
     num_responses = 0
     while any(episode.is_waiting or episode.agent is not None for episode in episodes):
         if any(episode.is_waiting for episode in episodes):
-            ready += [index for index in pool.collect(block=not ready) if episodes[index].agent is not None]
+            ready += [index for index in pool.collect("none" if ready else "any") if episodes[index].agent is not None]
         if ready:
             index = ready.pop(generator.randrange(len(ready)))
             respond(episodes[index])

@@ -26,6 +26,8 @@ SCHEDULER_CASES: list[tuple[dict[str, Any], list[int]]] = [
 class OneByOneGenerator:
     """A backend in which responses finish one at a time, in an order that `choose` decides."""
 
+    in_batches = True
+
     def __init__(self, generator: Generator, choose: Callable[[int], int]) -> None:
         self.generate, self.close = generator.generate, generator.close
         self.choose = choose

@@ -1,0 +1,90 @@
+"""A game of two agents with different information: one sees a number and sends a sign, the other one guesses it.
+
+    env: cory_env.text_envs.signals:game
+
+A sender sees a secret number from 1 to 6 and writes a number other than it. A receiver sees only that sign, and writes
+its guess. Both get 1 if the guess is the secret, else 0 (Lewis' signalling game, without the sign that says it all). So
+they need a code: an assignment of signs to secrets that both know.
+"""
+
+import random
+from typing import Any, ClassVar
+
+from pettingzoo import AECEnv
+
+SENDER, RECEIVER = "sender", "receiver"
+SYMBOLS = "123456"
+
+SENDER_TEXT = (
+    "Your partner has to guess the number {secret}, but sees only one number from 1 to 6 that you write, and not "
+    "{secret} itself. Write that number, and nothing else."
+)
+RECEIVER_TEXT = (
+    "Your partner has a secret number from 1 to 6 and sent you {sign}, which is another number. Write the secret "
+    "number, and nothing else."
+)
+
+
+class game(AECEnv[str, Any, str | None]):
+    """`rounds` rounds of a sign and a guess."""
+
+    metadata: ClassVar = {"name": "signals_v0", "is_parallelizable": False}
+
+    def __init__(self, rounds: str = "1", prompts: str = "words") -> None:
+        """Makes the environment.
+
+        Args:
+            rounds: Number of rounds; the secrets are drawn independently.
+            prompts: `words`, for models that follow instructions; or `marks`, a few characters for the bundled
+                `sudoku-llama-tiny`.
+
+        Raises:
+            ValueError: `rounds` is no number above 0, or `prompts` is neither of the two.
+        """
+        super().__init__()
+        if prompts not in ("words", "marks") or int(rounds) < 1:
+            raise ValueError(f"rounds={rounds} must be at least 1, and prompts={prompts} must be words or marks.")
+        self.rounds, self.prompts = int(rounds), prompts
+        self.possible_agents = [SENDER, RECEIVER]
+        self.agents: list[str] = []
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
+        """Draws the secrets of a seed."""
+        self.secrets = random.Random(f"signals {seed}").choices(SYMBOLS, k=self.rounds)
+        self.agents = self.possible_agents[:]
+        self.agent_selection = SENDER
+        self.round, self.sign = 0, ""
+        self.rewards = dict.fromkeys(self.agents, 0.0)
+        self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
+        self.terminations = dict.fromkeys(self.agents, False)
+        self.truncations = dict.fromkeys(self.agents, False)
+        self.infos: dict[str, dict[str, Any]] = {agent: {} for agent in self.agents}
+
+    def observe(self, agent: str) -> str:
+        """Returns the secret for the sender, and the sign for the receiver."""
+        secret = self.secrets[min(self.round, self.rounds - 1)]
+        if self.prompts == "marks":
+            return f"{secret}=" if agent == SENDER else f"{self.sign or '.'}~="
+        text = SENDER_TEXT if agent == SENDER else RECEIVER_TEXT
+        return text.format(secret=secret, sign=self.sign or "nothing that is allowed")
+
+    def step(self, action: str | None) -> None:
+        """Takes a sign or a guess; what is no single number counts as none."""
+        agent = self.agent_selection
+        if self.terminations[agent]:
+            self._was_dead_step(action)
+            return
+        assert action is not None
+        text = action.strip()
+        self._cumulative_rewards[agent] = 0.0
+        self._clear_rewards()
+        if agent == SENDER:
+            self.sign = text if text in {*SYMBOLS} - {self.secrets[self.round]} else ""
+            self.agent_selection = RECEIVER
+            return
+        if self.sign and text == self.secrets[self.round]:
+            self.rewards = dict.fromkeys(self.agents, 1.0)
+        self.round += 1
+        self.agent_selection = SENDER
+        self.terminations = dict.fromkeys(self.agents, self.round == self.rounds)
+        self._accumulate_rewards()
