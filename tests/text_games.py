@@ -9,50 +9,30 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
-from pettingzoo import AECEnv
-
+from cory_env.text_envs.base import TurnBasedEnv
 from tests.policies.sample_rewards import letters
 
 
-class TextGame(AECEnv[str, Any, str | None]):
+class TextGame(TurnBasedEnv):
     """Agents act in turn, `rounds` times each; every action is rewarded by its length modulo 3."""
 
-    metadata: ClassVar = {"name": "text_game_v0"}
+    metadata: ClassVar[dict[str, Any]] = {"name": "text_game_v0"}
 
     def __init__(self, rounds: str = "2", agents: str = "first,second") -> None:
-        super().__init__()
-        self.possible_agents = agents.split(",")
-        self.agents: list[str] = []
+        super().__init__(*agents.split(","))
         self.rounds = int(rounds)
 
-    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
-        self.agents = self.possible_agents[:]
-        self.rewards = dict.fromkeys(self.agents, 0.0)
-        self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
-        self.terminations = dict.fromkeys(self.agents, False)
-        self.truncations = dict.fromkeys(self.agents, False)
-        self.infos: dict[str, dict[str, Any]] = {agent: {} for agent in self.agents}
-        self.agent_selection = self.agents[0]
+    def start(self, seed: int) -> None:
         self.seed = seed
         self.actions: list[str] = []
 
     def observe(self, agent: str) -> Any:
         return f"seed {self.seed}, {len(self.actions)} actions.\n"
 
-    def step(self, action: str | None) -> None:
-        agent = self.agent_selection
-        if self.terminations[agent] or self.truncations[agent]:
-            self._was_dead_step(action)
-            return
-        assert action is not None
-        self.actions.append(action)
-        self._cumulative_rewards[agent] = 0.0
-        self._clear_rewards()
-        self.rewards |= self.reward(agent, action)
-        if len(self.actions) == self.rounds * len(self.possible_agents):
-            self.terminations = dict.fromkeys(self.agents, True)
-        self.agent_selection = self.possible_agents[len(self.actions) % len(self.possible_agents)]
-        self._accumulate_rewards()
+    def act(self, agent: str, text: str) -> dict[str, Any]:
+        self.actions.append(text)
+        self.is_over = len(self.actions) == self.rounds * len(self.possible_agents)
+        return self.reward(agent, text)
 
     def reward(self, agent: str, action: str) -> dict[str, Any]:
         return {agent: float(len(action) % 3)}
@@ -77,7 +57,7 @@ class Broken(TextGame):
         self.way, self.once = way, once
 
     def _is_due(self) -> bool:
-        if len(self.actions) != 2 or (self.seed or 0) % 2 == 0:
+        if len(self.actions) != 2 or self.seed % 2 == 0:
             return False
         if self.once:
             if Path(self.once).exists():
@@ -148,7 +128,7 @@ class Question(TextGame):
         super().__init__(rounds="1", agents="pioneer")
 
     def observe(self, agent: str) -> str:
-        return question(self.seed or 0)
+        return question(self.seed)
 
     def reward(self, agent: str, action: str) -> dict[str, Any]:
         return {agent: letters([action])[0]}

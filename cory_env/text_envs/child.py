@@ -73,7 +73,7 @@ class _Episodes:
         """
         from pettingzoo.test import api_test
 
-        from cory_env.text_envs.spaces import text_env
+        from cory_env.text_envs.base import text_env
 
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")

@@ -10,7 +10,7 @@ they need a code: an assignment of signs to secrets that both know.
 import random
 from typing import Any, ClassVar
 
-from pettingzoo import AECEnv
+from cory_env.text_envs.base import TurnBasedEnv
 
 SENDER, RECEIVER = "sender", "receiver"
 SYMBOLS = "123456"
@@ -25,10 +25,10 @@ RECEIVER_TEXT = (
 )
 
 
-class game(AECEnv[str, Any, str | None]):
+class game(TurnBasedEnv):
     """`rounds` rounds of a sign and a guess."""
 
-    metadata: ClassVar = {"name": "signals_v0", "is_parallelizable": False}
+    metadata: ClassVar[dict[str, Any]] = {"name": "signals_v0", "is_parallelizable": False}
 
     def __init__(self, rounds: str = "1", prompts: str = "words") -> None:
         """Makes the environment.
@@ -41,24 +41,15 @@ class game(AECEnv[str, Any, str | None]):
         Raises:
             ValueError: `rounds` is no number above 0, or `prompts` is neither of the two.
         """
-        super().__init__()
+        super().__init__(SENDER, RECEIVER)
         if prompts not in ("words", "marks") or int(rounds) < 1:
             raise ValueError(f"rounds={rounds} must be at least 1, and prompts={prompts} must be words or marks.")
         self.rounds, self.prompts = int(rounds), prompts
-        self.possible_agents = [SENDER, RECEIVER]
-        self.agents: list[str] = []
 
-    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
+    def start(self, seed: int) -> None:
         """Draws the secrets of a seed."""
         self.secrets = random.Random(f"signals {seed}").choices(SYMBOLS, k=self.rounds)
-        self.agents = self.possible_agents[:]
-        self.agent_selection = SENDER
         self.round, self.sign = 0, ""
-        self.rewards = dict.fromkeys(self.agents, 0.0)
-        self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
-        self.terminations = dict.fromkeys(self.agents, False)
-        self.truncations = dict.fromkeys(self.agents, False)
-        self.infos: dict[str, dict[str, Any]] = {agent: {} for agent in self.agents}
 
     def observe(self, agent: str) -> str:
         """Returns the secret for the sender, and the sign for the receiver."""
@@ -68,23 +59,12 @@ class game(AECEnv[str, Any, str | None]):
         text = SENDER_TEXT if agent == SENDER else RECEIVER_TEXT
         return text.format(secret=secret, sign=self.sign or "nothing that is allowed")
 
-    def step(self, action: str | None) -> None:
+    def act(self, agent: str, text: str) -> dict[str, float]:
         """Takes a sign or a guess; what is no single number counts as none."""
-        agent = self.agent_selection
-        if self.terminations[agent]:
-            self._was_dead_step(action)
-            return
-        assert action is not None
-        text = action.strip()
-        self._cumulative_rewards[agent] = 0.0
-        self._clear_rewards()
+        text, secret = text.strip(), self.secrets[self.round]
         if agent == SENDER:
-            self.sign = text if text in {*SYMBOLS} - {self.secrets[self.round]} else ""
-            self.agent_selection = RECEIVER
-            return
-        if self.sign and text == self.secrets[self.round]:
-            self.rewards = dict.fromkeys(self.agents, 1.0)
+            self.sign = text if text in {*SYMBOLS} - {secret} else ""
+            return {}
         self.round += 1
-        self.agent_selection = SENDER
-        self.terminations = dict.fromkeys(self.agents, self.round == self.rounds)
-        self._accumulate_rewards()
+        self.is_over = self.round == self.rounds
+        return dict.fromkeys(self.possible_agents, float(bool(self.sign) and text == secret))

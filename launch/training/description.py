@@ -18,6 +18,8 @@ ALWAYS = (
 )
 CHAIN = ("num_agents", "num_policies", "exchange_period", "average_period", "credit", "feedback", "select_by")
 """Settings that decide only the result of a chain of several agents."""
+ENVIRONMENT = ("num_policies", "exchange_period", "max_turns", "partner_reward", "chain_gamma")
+"""Settings that decide the result of an environment's agents."""
 
 
 def describe_run(settings: Settings, arrow: str) -> str:
@@ -36,9 +38,10 @@ def describe_run(settings: Settings, arrow: str) -> str:
     if settings.average_period is not None:
         distance = "" if settings.average_tau == 1 else f" by {settings.average_tau:g} of the way"
         exchange += f"; LLMs are averaged{distance} every {settings.average_period}"
+    subject = f"task {settings.task}" if settings.env is None else f"environment {settings.env}"
     times = "" if settings.num_generations == 1 else f", {settings.num_generations} times each"
     text = (
-        f"{learners} task {settings.task}, starting from {settings.model_names}.\n"
+        f"{learners} {subject}, starting from {settings.model_names}.\n"
         f"{count_noun(settings.num_updates, 'update')} of {settings.queries_per_update} queries{times}{exchange}. "
         f"Generation: {settings.backend}."
     )
@@ -50,10 +53,12 @@ def describe_run(settings: Settings, arrow: str) -> str:
 def describe_settings(settings: Settings, set_names: Collection[str], task: Task) -> str:
     """Lists the settings that decide a run's result, those that the user or a preset set apart from defaults."""
     names = [*ALWAYS, *(CHAIN if settings.num_agents > 1 else ())]
+    if settings.env is not None:
+        names = [*ALWAYS, *ENVIRONMENT]
+    elif settings.num_agents > 1 and settings.credit in ("sum", "chain"):
+        names += ["partner_reward" if settings.credit == "sum" else "chain_gamma"]
     if settings.weights == "lora":
         names += ["lora_rank", "lora_alpha"]
-    if settings.num_agents > 1 and settings.credit in ("sum", "chain"):
-        names += ["partner_reward" if settings.credit == "sum" else "chain_gamma"]
     values = settings.public_dict()
     words = {name: f"{name}={to_cli(values[name])}" for name in settings.__class__.model_fields if name in names}
     splits = ", ".join(f"{len(task.queries(split))} {split}" for split in task.splits)

@@ -14,7 +14,7 @@ def validate_env(chain: Chain, settings: Settings) -> ValidationReport:
     Its errors are not raised, but listed in the report's `problems`.
     """
     assert settings.env is not None
-    report = ValidationReport(settings.env)
+    report = ValidationReport(settings.env, kind="environment")
     report.facts.append(f"agents: {', '.join(chain.agents)}")
     with EnvPool(settings.env, agents=settings.agents, timeout=settings.reward_timeout) as pool:
         try:

@@ -34,6 +34,7 @@ class ValidationReport:
 
     Attributes:
         task: The task's name.
+        kind: What it is.
         facts: Facts about the task, one sentence or number each.
         prompts: Per role, the prompt of the first query as text, and its length in tokens.
         rewards: Example task rewards, as (role, query, completion, reward).
@@ -49,6 +50,7 @@ class ValidationReport:
     warnings: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     has_constant_reward: bool = False
+    kind: str = "task"
 
     @property
     def ok(self) -> bool:
@@ -64,7 +66,7 @@ class ValidationReport:
             )
 
     def __str__(self) -> str:
-        lines = [f"Task {self.task}"]
+        lines = [f"{self.kind.capitalize()} {self.task}"]
         lines += [f"  {fact}" for fact in self.facts]
         for role, (prompt, length) in self.prompts.items():
             lines += ["", f"Prompt of {role}, {length} tokens:"] + [f"  | {line}" for line in prompt.split("\n")]
@@ -75,7 +77,7 @@ class ValidationReport:
         for title, sentences in (("Warnings", self.warnings), ("Problems", self.problems)):
             if sentences:
                 lines += ["", f"{title}:"] + [f"  - {sentence}" for sentence in sentences]
-        result = "The task is sound." if self.ok else "The task cannot be trained on yet."
+        result = f"The {self.kind} {'is sound' if self.ok else 'cannot be trained on yet'}."
         if self.ok and self.has_constant_reward:
             result = "Check the reward before training: it did not distinguish the example answers (see Warnings)."
         return "\n".join([*lines, "", result])

@@ -120,9 +120,7 @@ def test_failing_episodes_are_skipped_and_counted_or_end_the_run(make_cory: Make
 
 
 def test_roles_must_be_the_agents(make_cory: MakeCory) -> None:
-    with pytest.raises(
-        RewardError, match=r"The roles are first, third, but the agents of .* are first, second"
-    ):
+    with pytest.raises(RewardError, match=r"The roles are first, third, but the agents of .* are first, second"):
         make_cory(**ENV, roles=[{"name": "first"}, {"name": "third"}]).train()
 
 

@@ -15,9 +15,9 @@ from pettingzoo.test import api_test
 from cory_env.chain import Chain
 from cory_env.chain_settings import Role
 from cory_env.rewarding.worker import RewardError
+from cory_env.text_envs.base import text_env
 from cory_env.text_envs.episode import EnvEpisode
 from cory_env.text_envs.pool import EnvPool
-from cory_env.text_envs.spaces import text_env
 from cory_env.text_envs.sudoku import repair
 from cory_env.text_envs.task import make_env_task
 from cory_env.tokenizer import load_tokenizer
