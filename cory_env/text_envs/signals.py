@@ -60,11 +60,11 @@ class game(TurnBasedEnv):
         return text.format(secret=secret, sign=self.sign or "nothing that is allowed")
 
     def act(self, agent: str, text: str) -> dict[str, float]:
-        """Takes a sign or a guess; what is no single number counts as none."""
-        text, secret = text.strip(), self.secrets[self.round]
+        """Takes a sign or a guess: the first digit from 1 to 6 in the text."""
+        number, secret = next((character for character in text if character in SYMBOLS), ""), self.secrets[self.round]
         if agent == SENDER:
-            self.sign = text if text in {*SYMBOLS} - {secret} else ""
+            self.sign = number if number != secret else ""
             return {}
         self.round += 1
         self.is_over = self.round == self.rounds
-        return dict.fromkeys(self.possible_agents, float(bool(self.sign) and text == secret))
+        return dict.fromkeys(self.possible_agents, float(bool(self.sign) and number == secret))

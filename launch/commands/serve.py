@@ -89,7 +89,7 @@ def serve(
     with sock:
         models = {name: TrainedChain(policies, (name,), backend=engine, feedback=False) for name in names}
         worker = None
-        if len(policy_ids) > 1:
+        if len(policy_ids) > 1 and settings.env is None:
             try:
                 models[CHAIN_MODEL] = TrainedChain(policies, policy_ids, backend=engine, feedback=feedback)
             except FeedbackRequiredError:

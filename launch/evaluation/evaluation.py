@@ -103,7 +103,9 @@ class EvaluationPlan(NamedTuple):
         """Computes the metrics; with `solved_at` also pass@1, 2, 4, … up to the number of samples."""
         ks = [] if solved_at is None else [2**power for power in range(self.samples.bit_length())]
         scoring = Scoring(self.queries, self.settings.report_kl_coef, solved_at, ks, self.settings.seed)
-        return compute_scores(chains, scoring, self.settings.agents, can_stop=self.settings.stop_when is not None)
+        s = self.settings
+        can_stop, is_env = s.stop_when is not None, s.env is not None
+        return compute_scores(chains, scoring, s.agents, can_stop=can_stop, is_env=is_env)
 
 
 def plan_evaluation(

@@ -50,7 +50,12 @@ class PolicyScores(TypedDict):
 
 
 def compute_scores(
-    chains: Sequence[EvaluatedChain], scoring: Scoring, agents: Sequence[str], *, can_stop: bool = False
+    chains: Sequence[EvaluatedChain],
+    scoring: Scoring,
+    agents: Sequence[str],
+    *,
+    can_stop: bool = False,
+    is_env: bool = False,
 ) -> dict[str, PolicyScores]:
     """Computes the metrics by label: first all policies on the bare query, as pioneers, then in later roles.
 
@@ -62,6 +67,7 @@ def compute_scores(
         agents: The names of the agents by position.
         can_stop: Whether chains can stop. Then the last answer of each order of policies is scored too, with the tokens
             that its chains generated per query.
+        is_env: Whether they are episodes of an environment, whose agents have one record each.
     """
     scores: dict[str, PolicyScores] = {}
     measured: dict[str, dict[int, list[MetricValues]]] = {}  # by label and query
@@ -74,8 +80,8 @@ def compute_scores(
     for position, role in enumerate(agents[:num_positions]):
         for chain in (chain for chain in chains if len(chain["responses"]) > position):
             response, policy = chain["responses"][position], chain["policies"][position]
-            after = chain["policies"][0] if position == 1 and num_positions == 2 else None
-            label = f"{policy} after {after}" if after else f"{policy} as {role}" if position else policy
+            after = chain["policies"][0] if position == 1 and num_positions == 2 and not is_env else None
+            label = f"{policy} after {after}" if after else f"{policy} as {role}" if position or is_env else policy
             is_last = position == num_positions - 1
             metrics = with_shown_kl(response["metrics"]) if is_last else response["metrics"]
             add(label, policy, role, after, response["query"], metrics)

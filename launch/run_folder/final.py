@@ -1,7 +1,7 @@
 """The final evaluation, `final.json`: the responses of each policy alone, and of the chain, to the test queries."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NotRequired, TypedDict
 
@@ -14,6 +14,7 @@ from policies.files import atomic_write
 
 if TYPE_CHECKING:
     from policies.cory import Cory
+    from policies.rollout.episodes import Rollout
     from policies.rollout.prompt_sampling import PromptRef
     from policies.rollout.role_mapping import RoleMapping
     from policies.settings.settings import Settings
@@ -49,6 +50,8 @@ def measure_chains(
         Each chain's responses, in order. Chains whose reward failed are missing (`on_reward_error: skip`).
     """
     rollout, metrics = algo.evaluator.measure(prompt_refs, mapping, split)
+    if algo.settings.env is not None:
+        return [_agent_records(rollout, row, metrics, names) for row in range(len(rollout.episodes))]
     chains = []
     for row, (prompt_ref, sample, episode) in enumerate(
         zip(rollout.prompt_refs, rollout.samples, rollout.episodes, strict=True)
@@ -71,6 +74,31 @@ def measure_chains(
             chain.append(record)
         chains.append(chain)
     return chains
+
+
+def _agent_records(
+    rollout: "Rollout", row: int, metrics: "Mapping[str, Mapping[str, np.ndarray]]", names: Sequence[str]
+) -> list[EvaluatedResponse]:
+    """Returns one record per agent of an episode: its texts, its tokens, and metrics over all its turns."""
+    prompt_ref, sample, episode = rollout.prompt_refs[row], rollout.samples[row], rollout.episodes[row]
+    records = []
+    for agent, name in zip(metrics, names, strict=True):
+        turns = [response for response in sample["responses"] if response["role"] == agent]
+        actions = episode.agent_episodes[agent].actions if turns else ()
+        values = {key: float(column[row]) for key, column in metrics[agent].items()}
+        records.append(
+            EvaluatedResponse(
+                policy=name,
+                role=agent,
+                query=prompt_ref.query,
+                sample=prompt_ref.sample,
+                prompt=sample["query"],
+                text="\n".join(response["text"] for response in turns),
+                tokens=[int(token) for action in actions for token in action["tokens"]],
+                metrics=values | {"task_reward": sum(response["task_reward"] for response in turns)},
+            )
+        )
+    return records
 
 
 def evaluate_final(algo: "Cory", count: int) -> FinalEvaluation:

@@ -16,21 +16,27 @@ class GeneratedResponse(TypedDict):
     """One response of a chain, before it is rewarded.
 
     With `thinking`, `text` is the text after the thought, and `reasoning` the thought without its tags, if there is
-    one. `feedback` is None if nothing is to be corrected, and missing if the response got no feedback.
+    one. `feedback` is None if nothing is to be corrected, and missing if the response got no feedback. `observation` is
+    what an environment showed before the response.
     """
 
     role: str
     policy: str
+    observation: NotRequired[str]
     text: str
     reasoning: NotRequired[str]
     feedback: NotRequired[str | None]
 
 
 class GeneratedSample(TypedDict):
-    """One query in its original form, and the chain's responses to it, in order."""
+    """One query in its original form, and the chain's responses to it, in order; in an environment its seed.
+
+    `returns`: in an environment, the sum of each agent's rewards.
+    """
 
     query: str | list[Message]
     responses: list[GeneratedResponse]
+    returns: NotRequired[dict[str, float]]
 
 
 class ScoredResponse(GeneratedResponse):

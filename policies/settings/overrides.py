@@ -46,6 +46,7 @@ _CHAIN = "num_agents of 2 or more, and knowledge_transfer=true"
 _TASK_SETTINGS = (
     *("task", "data", "eval_data", "max_query_tokens", "prompt", "observer_prompt", "feedback", "reward"),
     *("reward_weights", "knowledge_transfer", "observed", "stop_when", "credit", "reward_scope", "eval_average"),
+    "test_queries",
 )
 """Settings without a meaning for an environment."""
 REQUIREMENTS = (
