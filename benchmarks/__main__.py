@@ -22,6 +22,7 @@ NAMES = (
     "generation",
     "learner",
     "shared_prefix",
+    "turns",
     "role_exchange",
     "adapters",
     "sharding",

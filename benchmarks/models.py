@@ -25,13 +25,14 @@ class Shape:
     vocabulary: int = 4096
     llama: int = 0
     """0: a GPT-2; else a Llama with this inner width, and a third of the heads for keys and values."""
+    positions: int = POSITIONS
 
     def config(self) -> PreTrainedConfig:
         """As transformers describes it."""
         if self.llama:
             return LlamaConfig(
                 vocab_size=self.vocabulary,
-                max_position_embeddings=POSITIONS,
+                max_position_embeddings=self.positions,
                 hidden_size=self.width,
                 intermediate_size=self.llama,
                 num_hidden_layers=self.layers,
@@ -43,7 +44,7 @@ class Shape:
             )
         return GPT2Config(
             vocab_size=self.vocabulary,
-            n_positions=POSITIONS,
+            n_positions=self.positions,
             n_embd=self.width,
             n_layer=self.layers,
             n_head=self.heads,
@@ -59,6 +60,7 @@ SHAPES = {
     "20M": Shape(448, 8, 7),  # 21 M
     "50M": Shape(640, 9, 10),  # 47 M
     "5M-50k": Shape(256, 4, 4, 50_257),  # the same layers under GPT-2's vocabulary: 16.2 M
+    "5M-4k": Shape(256, 4, 4, positions=4608),
     "135M": Shape(576, 30, 9, 49_152, llama=1536),  # SmolLM2-135M's shape
     "360M": Shape(960, 32, 15, 49_152, llama=2560),  # SmolLM2-360M's shape
 }

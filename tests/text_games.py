@@ -85,6 +85,8 @@ class Broken(TextGame):
             time.sleep(1000)
         if self.way == "exit":
             os._exit(3)
+        if self.way == "kill_runner":
+            os.kill(os.getppid(), signal.SIGKILL)
         if self.way == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         return {agent: float("nan") if self.way == "nan" else 1.0}
@@ -137,3 +139,11 @@ class Question(TextGame):
 def question(seed: int) -> str:
     """The question of a seed; every fourth is the same."""
     return f"What is {seed % 4} times {seed}?"
+
+
+class Unseeded(TextGame):
+    """Has an agent that is not among its agents."""
+
+    def start(self, seed: int) -> None:
+        super().start(seed)
+        self.agents = ["first"]

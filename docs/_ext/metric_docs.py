@@ -31,6 +31,8 @@ METRIC_DOCS = {
     "explained_variance": "Share of the variance of returns that the critic explains (`advantage=gae`).",
     "frac_zero_std": "Share of responses in zero-variance groups, which contribute only their KL (`rloo`, `grpo`, "
     "`dr_grpo`, `gdpo`).",
+    "frac_alone": "Share of responses in an environment without any other to compare with (`rloo`, `grpo`, `dr_grpo`); "
+    "their advantage is 0.",
     "overlong_penalty": "Mean penalty added to the reward of a response near the length limit (`overlong=penalty`).",
     "policy_loss": "Mean policy loss per response token, over all epochs of the update. With `loss=gspo`, here and in "
     "the following shares, the mean over responses of their means.",

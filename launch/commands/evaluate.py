@@ -26,6 +26,10 @@ def evaluate(
     queries: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the first N queries.")] = None,
     samples: Annotated[int, typer.Option(min=1, metavar="N", help="Responses per query.")] = 4,
     solved_at: SolvedAt = None,
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="Opponent in an environment: a run, or `base`, the run's untrained policies."),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -46,6 +50,10 @@ def evaluate(
     Metrics: task reward, KL to the base, combined reward, length, EOS rate, and pass@k if the task defines correct
     responses; with 95 % intervals.
 
+    In an environment: every policy as each agent that it may be, with its return in place of the task reward. --against
+    plays episodes in which one agent has the run's policy, and all others have the opponent's; in games whose rewards
+    add up to 0, it also counts wins, draws and losses.
+
     Settings: a run uses its own, a model the defaults, so set its task. KEY=VALUE changes them, except those that
     define the policies. `data=FILE` evaluates on all of FILE. Chains are generated in batches as large as those of an
     update; `seed` seeds the sampling of responses.
@@ -58,6 +66,7 @@ def evaluate(
       cory evaluate runs/NAME
       cory evaluate runs/NAME --samples 16 --checkpoint latest
       cory evaluate runs/NAME data=other.jsonl temperature=0.7
+      cory evaluate runs/duel --against base
       cory evaluate runs/PPO --agents 2            # a policy trained without a chain, as its own observer
       cory evaluate ./my-model task=custom data=my.jsonl reward=mine:score max_response_tokens=12 --solved-at 1
     """
@@ -74,6 +83,8 @@ def evaluate(
     if checkpoint and run is None:
         raise CommandError(f"--checkpoint requires a run, but {target} is a model.")
     run_checkpoint = run.checkpoints.choose(checkpoint, POLICIES) if run else None
+    if against is not None:
+        return _evaluate_against(context, target, against, checkpoint, split, queries, samples, out, quiet, debug)
     settings = target_settings(target, run, parse_overrides(words or ()), agents)
     plan = evaluation.plan_evaluation(settings, run, run_checkpoint, split, queries, samples, _warn)
     out = out or default_folder("evaluation", target, run_checkpoint and run_checkpoint[1])
@@ -84,6 +95,35 @@ def evaluate(
     if not quiet:
         print_tables(sys.stdout, *score_tables(scores))
     print(f"Results     {out / evaluation.RESULT}")
+
+
+def _evaluate_against(
+    context: typer.Context,
+    target: str,
+    against: str,
+    checkpoint: str | None,
+    split: Split,
+    queries: int | None,
+    samples: int,
+    out: Path | None,
+    quiet: bool,
+    debug: bool,
+) -> None:
+    """Lets a run's policies play against another run's, or against their base."""
+    from launch.display.tables import print_tables
+    from launch.evaluation.against import RESULT, against_table, evaluate_against, make_sides
+    from launch.evaluation.figures import BASE
+    from launch.evaluation.target import default_folder
+    from launch.models.trained import open_trained
+
+    first = open_trained(target, checkpoint)
+    sides = make_sides(first, None if against == BASE else open_trained(against))
+    out = out or default_folder("evaluation", target, first.folder)
+    command = shlex.join(["cory", "evaluate", *context.meta["words"]])
+    result = evaluate_against(sides, out, command, split, queries, samples, quiet=quiet, debug=debug)
+    if not quiet:
+        print_tables(sys.stdout, against_table(result, sides))
+    print(f"Results     {out / RESULT}")
 
 
 def _warn(text: str) -> None:

@@ -94,11 +94,11 @@ def compute_scores(
         values = [query_metrics(by_query.get(query, []), scoring) for query in range(scoring.queries)]
         names = list(next(filter(None, values)))
         columns = np.array([[metrics.get(name, math.nan) for name in names] for metrics in values])
-        scores[label]["figures"] = dict(zip(names, _estimate(columns, names, scoring.seed), strict=True))
+        scores[label]["figures"] = dict(zip(names, estimate_columns(columns, names, scoring.seed), strict=True))
     return scores
 
 
-def _estimate(values: np.ndarray, names: Sequence[str], seed: int) -> list[Estimate]:
+def estimate_columns(values: np.ndarray, names: Sequence[str], seed: int) -> list[Estimate]:
     """Averages over queries; binary metrics get Wilson intervals, shares get intervals within 0 and 1.
 
     Args:

@@ -21,6 +21,7 @@ from policies.cory import Cory, CoryConfig
 from policies.generation.installed import vllm_installed
 from tests.forked import fork_context
 from tests.policies.conftest import TINY
+from tests.policies.test_environments import ENV
 
 TIMEOUT = 270.0  # seconds
 
@@ -104,6 +105,30 @@ def assert_same(outcomes: Sequence[Outcome], shapes: Sequence[tuple[int, int]]) 
 def test_results_do_not_depend_on_the_number_of_runners_and_learners(shapes: list[tuple[int, int]]) -> None:
     settings = {"kl_target": 6.0, "reward_scaling": "normalize", "lr": 2e-5}
     assert_same(run_in_own_session(train_one_update, shapes, settings), shapes)
+
+
+@pytest.mark.slow
+def test_episodes_of_environments_do_not_depend_on_the_number_of_runners_and_learners() -> None:
+    shapes = [(0, 0), (2, 2)]
+    assert_same(run_in_own_session(train_one_update, shapes, {**ENV, "lr": 2e-5, "num_epochs": 1}), shapes)
+
+
+def train_while_a_runner_dies(folder: Path) -> list[Outcome]:
+    """Trains with an environment that kills its runner once, and with one that does not."""
+    outcomes = []
+    for once in ("once", "never"):
+        if once == "never":
+            (folder / once).touch()
+        env = f"tests.text_games:Broken?way=kill_runner&once={folder / once}"
+        outcomes += train_one_update([(2, 0)], {**ENV, "env": env, "lr": 2e-5})
+    return outcomes
+
+
+@pytest.mark.slow
+def test_episodes_of_a_runner_that_dies_are_played_again(tmp_path: Path) -> None:
+    outcomes = run_in_own_session(train_while_a_runner_dies, tmp_path)
+    assert (tmp_path / "once").exists()
+    assert_same(outcomes, [(2, 0)] * 2)
 
 
 @pytest.mark.slow

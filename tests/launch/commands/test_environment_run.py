@@ -1,0 +1,109 @@
+"""A run on an environment from end to end: validate, train, resume, evaluate, against another run, generate."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.launch.conftest import Cory
+
+GAME = """\
+env: tests.text_games:Duel?rounds=2
+model: drafts-llama-tiny
+weights: full
+num_policies: 1
+num_generations: 2
+queries_per_update: 4
+max_prompt_tokens: 120
+max_response_tokens: 6
+num_updates: 2
+eval_every: 1
+eval_queries: 4
+num_runners: 0
+backend: transformers
+dtype: fp32
+check_weight_sync: false
+"""
+
+
+@pytest.fixture
+def game(tmp_path: Path) -> None:
+    (tmp_path / "game.yaml").write_text(GAME)
+
+
+def test_a_run_on_an_environment(cory_forked: Cory, tmp_path: Path, game: None) -> None:
+    trained = cory_forked("train", "game.yaml", "num_updates=1", "--out", "run")
+    assert trained.returncode == 0, trained.stderr
+    assert "one LLM in all roles, learn environment tests.text_games:Duel?rounds=2" in trained.stdout
+    resumed = cory_forked("train", "--resume", "run", "num_updates=2")
+    assert resumed.returncode == 0, resumed.stderr
+    metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["update"] for line in metrics] == [0, 1, 2]
+    for line in metrics[1:]:
+        assert line["role"]["first"]["task_reward"] == -line["role"]["second"]["task_reward"]
+    samples = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()]
+    assert samples[0]["responses"][2]["observation"] == f"{samples[0]['query']}, 2 actions.\n"
+
+    evaluated = cory_forked("evaluate", "run", "--queries", "3", "--samples", "2", "--out", "evaluation")
+    assert evaluated.returncode == 0, evaluated.stderr
+    rows = json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())["rows"]
+    assert set(rows) == {f"{name} as {agent}" for name in ("base", "llm_1") for agent in ("first", "second")}
+    first, second = (rows[f"llm_1 as {agent}"]["figures"]["task_reward"] for agent in ("first", "second"))
+    assert first["mean"] == -second["mean"] and first["n"] == 3
+
+    against = cory_forked(
+        "evaluate", "run", "--against", "base", "--queries", "3", "--samples", "2", "--out", "against"
+    )
+    assert against.returncode == 0, against.stderr
+    result = json.loads((tmp_path / "against" / "against.json").read_text())
+    for agent in ("first", "second"):
+        figures, returns = result["figures"][agent], [value[agent] for value in result["returns"][agent]]
+        assert figures["return"]["mean"] == pytest.approx(sum(returns) / 6)
+        assert figures["others' return"]["mean"] == pytest.approx(-sum(returns) / 6)
+        outcomes = [sum(value > 0 for value in returns) / 6, returns.count(0.0) / 6, sum(v < 0 for v in returns) / 6]
+        assert [figures[name]["mean"] for name in ("win", "draw", "loss")] == pytest.approx(outcomes)
+    assert "win" in against.stdout and "as second" in against.stdout
+
+    played = cory_forked("generate", "run", "7", "--json", "--samples", "2")
+    assert played.returncode == 0, played.stderr
+    episodes = [json.loads(line) for line in played.stdout.splitlines()]
+    assert [turn["role"] for turn in episodes[0]["responses"]] == ["first", "second"] * 2
+    assert sum(episodes[0]["returns"].values()) == 0 and episodes[0]["query"] == "seed 7"
+    assert cory_forked("generate", "run", "a query").returncode == 2
+
+
+def test_validate_shows_the_prompts_and_runs_pettingzoo_s_test(cory_forked: Cory, game: None) -> None:
+    validated = cory_forked("validate", "game.yaml")
+    assert validated.returncode == 0, validated.stderr
+    assert "Environment tests.text_games:Duel?rounds=2\n  agents: first, second" in validated.stdout
+    assert "Prompt of second in turn 2" in validated.stdout and "The environment is sound." in validated.stdout
+    broken = cory_forked("validate", "game.yaml", "env=tests.text_games:Unseeded")
+    assert broken.returncode == 2 and "fails PettingZoo's api_test" in broken.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["env=tests.text_games:nope"], "has no function 'nope'"),
+        (["env=tests.text_games:no_environment"], "not a PettingZoo AEC environment"),
+        (["max_prompt_tokens=3"], "begins with a prompt of"),
+        (["feedback=task"], "feedback=task requires a task instead of env"),
+        (["roles=[{name: first}]"], "The roles are first, but the agents of the environment"),
+    ],
+)
+def test_bad_environments_end_before_anything_starts(
+    cory_forked: Cory, tmp_path: Path, game: None, words: list[str], message: str
+) -> None:
+    refused = cory_forked("train", "game.yaml", *words, "--out", "run")
+    assert refused.returncode == 2 and message in refused.stderr, refused.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_against_requires_runs_with_an_environment(cory_forked: Cory, tmp_path: Path, game: None) -> None:
+    task = ["task=drafts", "env=null", "num_agents=1", "max_prompt_tokens=40"]
+    trained = cory_forked("train", "game.yaml", *task, "num_updates=1", "--out", "run")
+    assert trained.returncode == 0, trained.stderr
+    refused = cory_forked("evaluate", "run", "--against", "base")
+    assert (
+        refused.returncode == 2 and "--against requires runs with an environment, but run has a task" in refused.stderr
+    )
