@@ -76,6 +76,11 @@ class Episode(ABC):
 
     @property
     @abstractmethod
+    def max_turns(self) -> int:
+        """The maximum number of turns of all agents together."""
+
+    @property
+    @abstractmethod
     def next_turns(self) -> range:
         """The turns whose responses can be generated now, all to the current agent's prompt."""
 
@@ -246,6 +251,11 @@ class ChainEpisode(Episode):
         num_shown = self.chain.positions[position].stage if self.chain.shows_feedback(position) else 0
         missing = range(len(self.feedback), position if self.chain.stops_when_solved else num_shown)
         return any(map(self.has_answer, missing))
+
+    @property
+    def max_turns(self) -> int:
+        """The number of positions."""
+        return len(self.chain.positions)
 
     @property
     def next_turns(self) -> range:

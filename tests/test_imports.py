@@ -33,6 +33,7 @@ LAYERS = {
     "cory_env": (
         "cory_v0",
         "prompt_lengths",
+        "text_envs",
         "rewarding",
         "episode",
         "chain",

@@ -2,7 +2,7 @@
 
     python -c "from cory_env.rewarding.child import main; main()" FD PARENT_PID [--die-with-thread]
 
-The parent's first request has the specs of the reward and of the feedback function (`cory_env.child_process`).
+The parent's first request has the specs of the reward and of the feedback function (`child_process`).
 """
 
 import asyncio
@@ -15,10 +15,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import NamedTuple, SupportsFloat
 
-from cory_env.child_process import Reply, connect, describe_exception
 from cory_env.functions import SpecError, load_function
 from cory_env.message import SURROGATE_PROBLEM, has_surrogate
 from cory_env.pickled import display_name
+from cory_env.rewarding.child_process import Reply, connect, describe_exception
 from cory_env.rewarding.process import FEEDBACK, REWARD, Batch, Reward, SampleError
 from cory_env.rewarding.spec import parse_sum, short_names
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from cory_env.child_process import ChildProcess, Reply
+from cory_env.rewarding.child_process import ChildProcess, Reply
 from cory_env.rewards.prepared import TIMEOUT_VARIABLE
 
 REWARD, FEEDBACK = "reward", "feedback"

@@ -16,10 +16,10 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal, Self
 
-from cory_env.child_process import Reply
 from cory_env.functions import parse_spec
 from cory_env.message import MESSAGES_RULE
 from cory_env.pickled import display_name
+from cory_env.rewarding.child_process import Reply
 from cory_env.rewarding.process import FEEDBACK, REWARD, Batch, RewardProcess, SampleError, role_reward
 from cory_env.rewarding.spec import parse_sum
 from cory_env.tasks.turns import SKIPPED, Feedback, NoFeedback

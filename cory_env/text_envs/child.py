@@ -10,8 +10,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from cory_env.child_process import Reply, connect, describe_exception
 from cory_env.functions import ENVIRONMENT, SpecError, load_function
+from cory_env.rewarding.child_process import Reply, connect, describe_exception
 from cory_env.text_envs.instance import EnvError, Instance, State
 
 CHECK = "check"

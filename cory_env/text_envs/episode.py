@@ -32,7 +32,7 @@ class EnvEpisode(Episode):
     def __init__(self, chain: Chain, query: Query) -> None:
         super().__init__(chain, query)
         assert isinstance(chain.task, EnvTask)
-        self.max_turns = chain.task.max_turns
+        self._max_agent_turns = chain.task.max_turns
         self.key = next(_KEYS)
         self.states: list[State] = []
         self.error = ""
@@ -74,6 +74,11 @@ class EnvEpisode(Episode):
         return tuple(agent for agent in agents if agent is not None)
 
     @property
+    def max_turns(self) -> int:
+        """See `Episode`."""
+        return self._max_agent_turns * len(self.chain.agents)
+
+    @property
     def next_turns(self) -> range:
         """The current turn."""
         return range(len(self.responses), len(self.responses) + 1)
@@ -100,7 +105,7 @@ class EnvEpisode(Episode):
         self.is_truncated = state.is_truncated and agent is None
         if agent is None:
             return
-        if self.agents.count(agent) == self.max_turns:
+        if self.agents.count(agent) == self._max_agent_turns:
             self.is_truncated = True
             return
         prompt = self._build_prompt(agent, state)

@@ -10,9 +10,9 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Literal, Self
 
 from cory_env.chat import ChatError
-from cory_env.child_process import ChildProcess, Reply
 from cory_env.message import TextError
 from cory_env.prompt_encoder import PromptError
+from cory_env.rewarding.child_process import ChildProcess, Reply
 from cory_env.rewarding.worker import MAX_ATTEMPTS, OnError, RewardError
 from cory_env.text_envs.child import CHECK, Advance
 from cory_env.text_envs.episode import EnvEpisode

@@ -111,9 +111,9 @@ def _evaluate_against(
 ) -> None:
     """Lets a run's policies play against another run's, or against their base."""
     from launch.display.tables import print_tables
-    from launch.evaluation.against import RESULT, against_table, evaluate_against, make_sides
     from launch.evaluation.figures import BASE
     from launch.evaluation.target import default_folder
+    from launch.models.against import RESULT, against_table, evaluate_against, make_sides
     from launch.models.trained import open_trained
 
     first = open_trained(target, checkpoint)

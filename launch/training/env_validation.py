@@ -29,7 +29,7 @@ def validate_env(chain: Chain, settings: Settings) -> ValidationReport:
                     f"{' (truncated)' if episode.is_truncated else ''} and returns {returns}"
                 )
                 if split == "train":
-                    show_prompts(episode, report)
+                    show_turns(episode, report)
         except RewardError as error:
             report.problems.append(str(error))
     return report
@@ -48,7 +48,7 @@ def run_episode(pool: EnvPool, episode: EnvEpisode) -> EnvEpisode:
     return episode
 
 
-def show_prompts(episode: EnvEpisode, report: ValidationReport) -> None:
+def show_turns(episode: EnvEpisode, report: ValidationReport) -> None:
     """Adds the first and the last prompt of each agent."""
     for agent in dict.fromkeys(episode.agents):
         turns = [turn for turn, name in enumerate(episode.agents) if name == agent]

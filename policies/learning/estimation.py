@@ -136,16 +136,16 @@ class AdvantageEstimator:
             advantages = reinforce(token_rewards, mask, h.gamma)
         else:
             compared = rewards if reward_parts is None else reward_parts
-            members, groups, where = rows.comparisons()
-            metrics["frac_zero_std"] = 1.0 - float(has_nonzero_std(compared[members], groups)[where].float().mean())
+            members, groups, lookup = rows.comparisons()
+            metrics["frac_zero_std"] = 1.0 - float(has_nonzero_std(compared[members], groups)[lookup].float().mean())
             if rows.turns is not None:
                 _, group, sizes = groups.unique(return_inverse=True, return_counts=True)
-                metrics["frac_alone"] = float((sizes[group][where] == 1).float().mean())
+                metrics["frac_alone"] = float((sizes[group][lookup] == 1).float().mean())
             if reward_parts is not None:
                 advantages = gdpo(reward_parts, rows.groups, h.gdpo_weights, mask)
             else:
                 totals = scaled if h.kl_in_loss else token_rewards.sum(1)
-                advantages = GROUP_ESTIMATORS[h.advantage](totals[members], groups)[where].unsqueeze(1) * mask
+                advantages = GROUP_ESTIMATORS[h.advantage](totals[members], groups)[lookup].unsqueeze(1) * mask
         return Estimates(rewards=rewards, kl=kl, advantages=advantages, returns=returns), metrics
 
     def update_kl_coef(self, kl: Tensor) -> None:

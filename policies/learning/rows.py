@@ -95,7 +95,7 @@ class Rows(Columns):
         _, inverse, counts = np.unique(groups, return_inverse=True, return_counts=True)
         agents = groups - self.turns.numpy()  # equal for the turns of an agent in the episodes of a seed
         order = np.argsort(agents, kind="stable")
-        members, numbers, where = [np.arange(len(self))], [groups], np.arange(len(self))
+        members, numbers, lookup = [np.arange(len(self))], [groups], np.arange(len(self))
         size, number = len(self), int(groups.max())
         for row in np.flatnonzero(counts[inverse] == 1):
             same = order[slice(*np.searchsorted(agents, [agents[row], agents[row] + 1], sorter=order))]
@@ -103,11 +103,11 @@ class Rows(Columns):
             number += 1
             members.append(np.append(row, others))
             numbers.append(np.full(len(others) + 1, number))
-            where[row], size = size, size + len(others) + 1
+            lookup[row], size = size, size + len(others) + 1
         return (
             torch.from_numpy(np.concatenate(members)),
             torch.from_numpy(np.concatenate(numbers)),
-            torch.from_numpy(where),
+            torch.from_numpy(lookup),
         )
 
     def split_by_episode(self, count: int, random: np.random.Generator) -> Iterator[Tensor]:

@@ -32,7 +32,7 @@ class ChainRequest(NamedTuple):
         return self._replace(episode=type(self.episode)(self.episode.chain, self.episode.query))
 
 
-class Continuation(Protocol):
+class EpisodeContinuation(Protocol):
     """Continues the episodes that wait for something other than a response."""
 
     def submit(self, index: int, episode: Any) -> None:
@@ -65,15 +65,15 @@ class FeedbackTogether:
         self._waiting: dict[int, ChainEpisode] = {}
 
     def submit(self, index: int, episode: ChainEpisode) -> None:
-        """See `Continuation`."""
+        """See `EpisodeContinuation`."""
         self._waiting[index] = episode
 
     def is_ready(self) -> bool:
-        """See `Continuation`."""
+        """See `EpisodeContinuation`."""
         return False
 
     def collect(self, patience: Patience) -> list[int]:
-        """See `Continuation`."""
+        """See `EpisodeContinuation`."""
         if patience == "none":
             return []
         waiting, self._waiting = dict(sorted(self._waiting.items())), {}
@@ -82,7 +82,7 @@ class FeedbackTogether:
 
 
 def generate_chains(
-    generator: Generator, chains: Sequence[ChainRequest], continuation: Continuation | None = None
+    generator: Generator, chains: Sequence[ChainRequest], continuation: EpisodeContinuation | None = None
 ) -> list[list[Response]]:
     """Generates the responses of episodes with continuous batching, and stores them there.
 
@@ -105,12 +105,14 @@ def generate_chains(
 class _Scheduler:
     """Decides which requests follow from finished ones."""
 
-    def __init__(self, chains: Sequence[ChainRequest], continuation: Continuation | None, patience: Patience) -> None:
+    def __init__(
+        self, chains: Sequence[ChainRequest], continuation: EpisodeContinuation | None, patience: Patience
+    ) -> None:
         self.responses: list[list[Response]] = [[] for _ in chains]
         self._chains = chains
         self._continuation = continuation
         self._patience = patience
-        self._turns: list[tuple[int, int]] = []  # by key of a request, its episode and turn
+        self._max_turns = max((request.episode.max_turns for request in chains), default=1)
         self._requested = [0] * len(chains)  # by episode, the number of responses requested so far
         # By episode and turn, the responses of drafts that finished before an earlier draft.
         self._out_of_turn: dict[tuple[int, int], Response] = {}
@@ -125,7 +127,7 @@ class _Scheduler:
         """Adds finished responses to their episodes, and returns the next requests."""
         advanced: list[int] = []
         for key, response in finished:
-            index, turn = self._turns[key]
+            index, turn = divmod(key, self._max_turns)
             episode = self._chains[index].episode
             self._out_of_turn[index, turn] = response
             while (response_in_turn := self._out_of_turn.pop((index, len(episode.responses)), None)) is not None:
@@ -174,6 +176,5 @@ class _Scheduler:
                 [sampling_seed(seed, update, episode.query.id, turn, sample)],
                 episode.encoder(turn).stop_token_ids,
             )
-            requests.append(Request(len(self._turns), policy_ids[position], prompt, sampling))
-            self._turns.append((index, turn))
+            requests.append(Request(index * self._max_turns + turn, policy_ids[position], prompt, sampling))
         return requests

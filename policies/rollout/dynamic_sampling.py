@@ -38,8 +38,8 @@ def zero_std_queries(rollout: Rollout, credit: Credit, estimators: Mapping[str, 
         assign_part_credit(rows, credit, estimators, weights) if weights else assign_credit(rows, credit, estimators)
     )
     for policy_id in estimators.keys() & rows.keys():  # frozen models learn nothing
-        members, groups, where = rows[policy_id].comparisons()
-        is_kept = has_nonzero_std(credited[policy_id][members], groups)[where]
+        members, groups, lookup = rows[policy_id].comparisons()
+        is_kept = has_nonzero_std(credited[policy_id][members], groups)[lookup]
         useful_queries |= {queries[chain] for chain in rows[policy_id].chains[is_kept].tolist()}
     return set(queries) - useful_queries
 

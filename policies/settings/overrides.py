@@ -93,6 +93,8 @@ def apply_overrides(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> 
     Args:
         values: setting name → value; may be incomplete or invalid, like the overrides.
     """
+    if overrides.get("task") is not None:
+        values = {name: value for name, value in values.items() if name != "env"}
     if "roles" in overrides:  # their number is the number of agents
         values = {name: value for name, value in values.items() if name != "num_agents"}
     for name, other in (("num_updates", "num_passes"), ("num_passes", "num_updates")):

@@ -124,7 +124,7 @@ def test_an_invalid_value_is_rejected_with_the_value(refusal: Refusal) -> None:
 )
 def test_a_command_needs_a_preset_a_file_or_a_task(refusal: Refusal, words: list[str]) -> None:
     message = refusal(*words)
-    assert "Name a preset or a file of settings, such as imdb-tiny or mine.yaml, or set task." in message
+    assert "Name a preset or a file of settings, such as imdb-tiny or mine.yaml, or set task or env." in message
     assert f"The presets are {', '.join(presets())}." in message
 
 

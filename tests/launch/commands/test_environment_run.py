@@ -6,15 +6,16 @@ from pathlib import Path
 import pytest
 
 from tests.launch.conftest import Cory
+from tests.small_inputs import small_model
 
-GAME = """\
+GAME = f"""\
 env: tests.text_games:Duel?rounds=2
-model: drafts-llama-tiny
+model: {small_model()}
 weights: full
 num_policies: 1
 num_generations: 2
 queries_per_update: 4
-max_prompt_tokens: 120
+max_prompt_tokens: 110
 max_response_tokens: 6
 num_updates: 2
 eval_every: 1

@@ -26,9 +26,9 @@ RECORD = Path(__file__).with_name("committed_settings.json")
 """`common`: values that most of them have; `presets`, `studies` and `feedback`: where each differs from it."""
 MACHINE = {"backend", "gpus_per_runner", "gpus_per_learner"}
 """Settings whose defaults depend on the machine."""
-CHANGED = {"num_passes", "checkpoint_minutes"}
+CHANGED = {"num_passes", "checkpoint_minutes", "env", "max_turns", "env_processes"}
 """Settings that the record does not have, because they are newer; all presets and arms have their defaults."""
-NEW = {"paper", "demo/chain", "demo/single"}
+NEW = {"paper", "demo/chain", "demo/single", "signals-tiny"}
 """Presets and arms that are newer than the record."""
 EXCEPTIONS: dict[str, dict[str, Any]] = {"imdb-tiny": {"average_period": 2, "average_tau": 0.5}}
 """Preset → values that were changed on purpose."""

@@ -191,7 +191,7 @@ def test_validate_shows_the_prompts_of_a_settings_file(tmp_path: Path, capsys: p
     assert main(["validate", "-c", str(mine), "chat=false"]) == 0
     assert "Work out " in capsys.readouterr().out
     for words, message in (
-        (["chat=false"], "Name a preset or a file of settings, such as imdb-tiny or mine.yaml, or set task."),
+        (["chat=false"], "Name a preset or a file of settings, such as imdb-tiny or mine.yaml, or set task or env."),
         (["imdb", "gsm8k"], "One preset or file: imdb and gsm8k cannot be combined."),
         (["-c", str(tmp_path / "none.yaml")], "none.yaml cannot be read"),
     ):

@@ -72,8 +72,8 @@ def test_baselines_come_from_other_episodes_only(
 ) -> None:
     rows, keys = make_episodes(np.random.default_rng(3))
     totals = torch.from_numpy(np.random.default_rng(4).normal(size=len(keys)))
-    members, groups, where = rows.comparisons()
-    advantages = estimator(totals[members], groups)[where]
+    members, groups, lookup = rows.comparisons()
+    advantages = estimator(totals[members], groups)[lookup]
     num_fallbacks = 0
     for row, (seed, episode, agent, turn) in enumerate(keys):
         others = [k for k, key in enumerate(keys) if key[0] == seed and key[1] != episode and key[2:] == (agent, turn)]
@@ -280,8 +280,8 @@ def test_the_estimated_gradient_of_two_steps_is_the_exact_one(
         partner_rewards=torch.zeros(len(chains), dtype=torch.float64),
     )
     totals = turn_rewards(rows, paper_credit(), None)
-    members, groups, where = rows.comparisons()
-    advantages = estimator(totals[members], groups)[where].double().numpy() * scale
+    members, groups, lookup = rows.comparisons()
+    advantages = estimator(totals[members], groups)[lookup].double().numpy() * scale
     scores = np.eye(3)[actions] - probabilities[contexts]
     terms = np.zeros((2 * count, 4, 3))
     np.add.at(terms, (chains, contexts), advantages[:, None] * scores)

@@ -44,12 +44,12 @@ GDPO: dict[str, Any] = {
         ({"num_policies": 1, "queries_per_update": 3, "minibatch_size": 4}, "does not divide the 6 responses"),
         ({"credit": "chain", "partner_reward": 0.5}, "partner_reward=0.5 requires credit=sum. Set that, or partner"),
         ({"credit": "own"}, "credit=own is unknown. Set it to sum, chain, or your own function"),
-        ({"credit": "own:scheme", "chain_gamma": 0.5}, "chain_gamma=0.5 requires credit=chain. Set that, or"),
+        ({"credit": "own:scheme", "chain_gamma": 0.5}, "chain_gamma=0.5 requires credit=chain, or env. Set that, or"),
         (
             {"credit": "own:scheme", "reward_scope": "last", "knowledge_transfer": False},
             "reward_scope=last requires knowledge_transfer=true.",
         ),
-        ({"chain_lam": 0.5}, "chain_lam=0.5 requires credit=chain. Set that, or chain_lam=1.0."),
+        ({"chain_lam": 0.5}, "chain_lam=0.5 requires credit=chain, or env. Set that, or chain_lam=1.0."),
         (
             {"credit": "chain", "knowledge_transfer": False},
             "credit=chain requires knowledge_transfer=true. Set",
