@@ -90,7 +90,8 @@ def main() -> None:
     try:
         episodes = _Episodes(load_function(requests.get(), ENVIRONMENT))
     except BaseException as error:  # SystemExit too
-        connection.send(Reply(error=_describe(error), fatal=True))
+        reason = str(error) if isinstance(error, SpecError) else f"it {_describe(error)}"
+        connection.send(Reply(error=reason, fatal=True))
         return
     connection.send(Reply(values=list(episodes.agents)))
     while True:
@@ -103,4 +104,4 @@ def main() -> None:
 
 
 def _describe(error: BaseException) -> str:
-    return str(error) if isinstance(error, EnvError | SpecError) else f"raised {describe_exception(error)}"
+    return str(error) if isinstance(error, EnvError) else f"raised {describe_exception(error)}"

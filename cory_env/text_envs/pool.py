@@ -124,13 +124,10 @@ class EnvPool:
         agent = episode.agents[-1] if episode.responses else None
         turn = "the reset" if agent is None else f"{agent}'s turn {episode.agents.count(agent)}"
         end = "\n" if "\n" in error else ". "  # a traceback ends with its own line
-        message = (
-            f"The environment {self.env} failed at {turn} with seed {episode.seed}: it {error}{end}Correct it, or set "
-            "on_reward_error=skip to drop such episodes."
-        )
+        message = f"The environment {self.env} failed at {turn} with seed {episode.seed}: it {error}{end}"
         if self.on_error == "stop":
-            raise RewardError(message)
-        logger.warning("%s", message)
+            raise RewardError(f"{message}Correct it, or set on_reward_error=skip to drop such episodes.")
+        logger.warning("%sThe episode is dropped.", message)
         self.skipped += 1
         episode.error = error
 
@@ -184,7 +181,8 @@ class _Host:
             reply = process.receive("took to load", max(self._timeout, _LOAD_SECONDS))
             if reply.error:
                 self.close()
-                raise RewardError(f"The environment {self._env} cannot be used: it {reply.error}")
+                reason = reply.error if reply.fatal else f"it {reply.error}"
+                raise RewardError(f"The environment {self._env} cannot be used: {reason}")
             self._agents = tuple(reply.values)
             if self._expected and {*self._expected} != {*self._agents}:
                 raise RewardError(

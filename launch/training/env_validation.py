@@ -19,7 +19,8 @@ def validate_env(chain: Chain, settings: Settings) -> ValidationReport:
     with EnvPool(settings.env, agents=settings.agents, timeout=settings.reward_timeout) as pool:
         try:
             if error := pool.check():
-                report.problems.append(f"The environment {error}. Correct it.")
+                end = "\n" if "\n" in error else ". "  # a traceback ends with its own line
+                report.problems.append(f"The environment {error}{end}Correct it.")
             for split in chain.task.splits:
                 seeds = chain.task.queries(split)
                 episode = run_episode(pool, EnvEpisode(chain, seeds[0]))

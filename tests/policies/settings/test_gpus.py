@@ -106,7 +106,7 @@ def test_every_preset_without_gpu_settings_uses_one_gpu(machine: Machine) -> Non
     machine(CUDA, gpu=True)
     for name in presets():
         values = read_preset(name)
-        settings = make_settings(values)
+        settings = make_settings({"task": "custom", **values})
         gpus_per_process = [kind.gpus for kind in processes(settings)]
         if "gpus_per_runner" not in values and "gpus_per_learner" not in values:
             assert sum(kind.count * kind.gpus for kind in processes(settings)) == 1, name
