@@ -28,12 +28,12 @@ TURNS = 8
 
 def run(folder: Path, quick: bool) -> Record:
     """Measures both, and plain rows once."""
-    observation, response, episodes = (16, 16, 4) if quick else (250, 250, 8)
+    observation, response, episodes = (16, 16, 4) if quick else (250, 250, 4)
     s = settings(folder, 2 * TURNS * observation, episodes, quick)
     rows, last = make_turns(observation, response, episodes)
     sides = {"turns": (make_learner(s, True), rows), "last turn": (make_learner(s, True), last)}
     work = {name: partial(learn, {"llm_1": learner}, {"llm_1": part}, s, 0) for name, (learner, part) in sides.items()}
-    turns = alternate(work, 1 if quick else 3)
+    turns = alternate(work, 1 if quick else 2)
     nodes = {name: count_tokens(learner, part) for name, (learner, part) in sides.items()}
     plain = count_tokens(make_learner(s, False), rows)
     record = Record("turns", CLAIM, s.model_dump())

@@ -126,6 +126,8 @@ def plan_probe(
     settings = target_settings(target, run, overrides, agents, base)
     if settings.feedback is None and settings.task in TASKS and TASKS[settings.task].feedback is not None:
         warn(f"Task {settings.task} has a feedback function, which is not used. Add feedback=task to use it.")
+    if settings.env is not None:
+        raise CommandError("An environment cannot be probed. `cory evaluate` reports the returns of its agents.")
     if not settings.knowledge_transfer:
         raise CommandError("knowledge_transfer=false conflicts with a probe: the second agent must see the answer.")
     policy_ids = _choose_policies(settings, policies, policy_ids)
