@@ -41,7 +41,7 @@ class Layout(NamedTuple):
     sources: Tensor  # int64 `[E]`, for each response token the node that predicts it, an index into `[K, num_logits]`
     rows: Tensor  # int64 `[E]`, each response token's row
     positions: Tensor  # int64 `[E]`, its position in the response
-    shared: bool  # whether any pack has more than one row
+    shared: bool  # whether any pack branches, so that attention needs a mask of its own
 
     def to(self, device: torch.device) -> Layout:
         """Copies the tensors to a device; does not wait for it."""
@@ -127,6 +127,7 @@ class Paths:
         order = np.argsort(keys.view(np.dtype((np.void, keys.shape[1] * 4))).ravel(), kind="stable")
         self.order, self.tokens, self.lengths = order, tokens[order], lengths[order]
         self.prompts, self.responses = prompts[order], responses[order]
+        self.has_turns = rows.turns is not None
         same = (self.tokens[1:] == self.tokens[:-1]) & (self.tokens[1:] >= 0)
         self.common = np.zeros(len(order), np.int64)  # tokens that each row shares with the one before it
         self.common[1:] = np.logical_and.accumulate(same, axis=1).sum(1)
@@ -228,7 +229,9 @@ class Paths:
         later = np.append(np.where(branches, indices, count), np.full((1, len(depths)), count), axis=0)
         next_branch = np.minimum.accumulate(later[::-1])[::-1][1:]  # the next row that leaves the path
 
-        # Within each pack, those that predict response tokens come last.
+        # Within each pack, those that predict response tokens come last, unless all packs are paths, such as the turns
+        # of an agent, each of which continues the one before: then plain causal attention is enough, and twice as fast.
+        is_path = self.has_turns and bool((is_first | (common == np.append(0, lengths[:-1]))).all())
         pack_of_node = pack_of_row[row_of_node]
         bases = starts[:-1][is_first]
         sizes = np.diff(np.append(bases, starts[-1]))
@@ -237,13 +240,13 @@ class Paths:
         sources = nodes[row_of_token, prompts[row_of_token] - 1 + positions]
         predicts = np.zeros(starts[-1], bool)
         predicts[sources] = True
-        order = np.lexsort((predicts, pack_of_node))
+        order = np.lexsort((predicts & (not is_path), pack_of_node))
         width = sizes.max()
-        if len(packs) < count:
+        if len(packs) < count and not is_path:
             width = -(-width // 8) * 8  # else CUDA kernels would copy the mask in every layer, to align it
         slots = np.empty_like(order)
         slots[order] = np.arange(len(order)) + (width - sizes - bases)[pack_of_node]
-        num_logits = int(np.bincount(pack_of_node[predicts], minlength=1).max())
+        num_logits = int((width - slots[predicts]).max(initial=0))
 
         def padded(values: NDArray[np.int64], padding: int) -> Tensor:
             matrix = np.full((len(packs), width), padding)
@@ -259,7 +262,7 @@ class Paths:
             sources=torch.from_numpy(pack_of_node[sources] * num_logits + slots[sources] - (width - num_logits)),
             rows=torch.from_numpy(row_of_token),
             positions=torch.from_numpy(positions),
-            shared=len(packs) < count,
+            shared=len(packs) < count and not is_path,
         )
 
 

@@ -73,15 +73,31 @@ def read(rows: Rows, layout: Layout) -> list[list[tuple[list[int], int]]]:
 
 
 def test_a_tree_of_three_rows_by_hand() -> None:
-    rows = rows_of([([1, 2], [3, 4]), ([1, 2], [5]), ([1, 2, 3], [6, 7])])
+    rows = rows_of([([1, 2], [3, 4]), ([1, 2], [5]), ([1, 2, 9], [6, 7])])
+    paths = Paths(rows)
+    (pack,) = paths.packs(limit=64, size=64)
+    assert pack == Pack(start=0, end=3, nodes=5, predicting=4)
+    assert paths.index([pack]).tolist() == [1, 0, 2]  # 1 2 | 1 2 3 | 1 2 9 6, without the last tokens
+    layout = paths.layout([pack])
+    assert layout.tokens.tolist() == [[0, 0, 0, 1, 2, 3, 9, 6]]
+    assert layout.depths.tolist() == [[0, 0, 0, 0, 1, 2, 2, 3]]
+    assert layout.preorder.tolist() == [[-1] * 3 + [0, 1, 2, 3, 4]]
+    assert layout.ends.tolist() == [[0] * 3 + [5, 5, 3, 5, 5]]
+    assert layout.num_logits == 4 and layout.shared
+    # 5 and 3 follow 2; 4 follows 3; 6 follows 9; 7 follows 6.
+    assert layout.sources.tolist() == [0, 0, 1, 2, 3]
+    assert layout.rows.tolist() == [0, 1, 1, 2, 2] and layout.positions.tolist() == [0, 0, 1, 0, 1]
+
+
+def test_rows_that_continue_one_another_are_a_path_with_plain_causal_attention() -> None:
+    rows = replace(rows_of([([1, 2], [3, 4]), ([1, 2], [5]), ([1, 2, 3], [6, 7])]), turns=torch.arange(3))
     paths = Paths(rows)
     (pack,) = paths.packs(limit=64, size=64)
     assert pack == Pack(start=0, end=3, nodes=4, predicting=3)
     assert paths.index([pack]).tolist() == [1, 0, 2]  # 1 2 | 1 2 3 | 1 2 3 6, without the last tokens
     layout = paths.layout([pack])
-    assert layout.tokens.tolist() == [[0, 0, 0, 0, 1, 2, 3, 6]] and layout.depths.tolist() == [[0] * 4 + [0, 1, 2, 3]]
-    assert layout.preorder.tolist() == [[-1] * 4 + [0, 1, 2, 3]] and layout.ends.tolist() == [[0] * 4 + [4] * 4]
-    assert layout.num_logits == 3 and layout.shared
+    assert layout.tokens.tolist() == [[1, 2, 3, 6]] and layout.depths.tolist() == [[0, 1, 2, 3]]
+    assert layout.num_logits == 3 and not layout.shared
     # 5 and 3 follow 2; 4 and 6 follow 3; 7 follows 6.
     assert layout.sources.tolist() == [0, 0, 1, 1, 2]
     assert layout.rows.tolist() == [0, 1, 1, 2, 2] and layout.positions.tolist() == [0, 0, 1, 0, 1]
