@@ -175,7 +175,7 @@ def test_the_model_answers_a_simple_question_and_ends_its_turn(
 
 
 def test_each_process_resolves_the_name_and_a_module_loads_it(folder: Path, model: PreTrainedModel) -> None:
-    config = CoryConfig().cory(model="smollm2", task="arithmetic")
+    config = CoryConfig().cory(model="smollm2", task="arithmetic", weights="full")
     config.validate()
     assert config.rl_module_spec["llm_1"].model_config["model"] == "smollm2"
     module = CausalLMModule(model_config=config.rl_module_spec["llm_1"].model_config, inference_only=True)
