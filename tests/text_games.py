@@ -49,6 +49,17 @@ class Duel(TextGame):
         return {self.possible_agents[0]: first, agent: -first}
 
 
+class Twice(TextGame):
+    """The first agent acts twice in a row, then the second one once."""
+
+    def act(self, agent: str, text: str) -> dict[str, Any]:
+        if len(self.actions) % 3 == 0:
+            self.agent_selection = "first"
+        rewards = super().act(agent, text)
+        self.is_over = len(self.actions) == 6
+        return rewards
+
+
 class Broken(TextGame):
     """Breaks the contract in one `way`, at the second action of an odd seed (or once, if `once` names a file)."""
 

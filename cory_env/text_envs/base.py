@@ -68,7 +68,8 @@ class TurnBasedEnv(AECEnv[str, Any, str | None]):
 
     Attributes:
         is_over: Whether the episode has ended; set by `act`.
-        agent_selection: The agent whose turn it is. After `act` it is the next one in order, unless `act` changed it.
+        agent_selection: The agent whose turn it is; when `act` is called, already the next one in order, which it may
+            change.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"name": "turn_based_env", "is_parallelizable": False}
@@ -108,9 +109,8 @@ class TurnBasedEnv(AECEnv[str, Any, str | None]):
         assert action is not None
         self._cumulative_rewards[agent] = 0.0
         self._clear_rewards()
+        following = self.possible_agents.index(agent) + 1
+        self.agent_selection = self.possible_agents[following % len(self.possible_agents)]
         self.rewards |= self.act(agent, action)
         self._accumulate_rewards()
         self.terminations = dict.fromkeys(self.agents, self.is_over)
-        if self.agent_selection == agent:
-            following = self.possible_agents.index(agent) + 1
-            self.agent_selection = self.possible_agents[following % len(self.possible_agents)]

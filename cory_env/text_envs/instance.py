@@ -5,9 +5,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, SupportsFloat
 
 from cory_env.message import SURROGATE_PROBLEM, Message, has_surrogate
-
-MAX_REWARD = 1e15
-"""Largest magnitude of a reward, as learners compute in fp32."""
+from cory_env.rewarding.child import MAX_REWARD, TOO_LARGE
 
 
 class EnvError(ValueError):
@@ -50,9 +48,9 @@ class Instance:
         self.env = env
         self.possible_agents = tuple(names)
 
-    def reset(self, seed: int, options: Mapping[str, object] | None = None) -> State:
+    def reset(self, seed: int) -> State:
         """Starts the episode of a seed."""
-        self.env.reset(seed=seed, options=None if options is None else dict(options))
+        self.env.reset(seed=seed)
         return self._state({})
 
     def step(self, text: str) -> State:
@@ -104,6 +102,8 @@ def _read(observation: object) -> tuple[tuple[Message, ...], bool]:
 
 def _number(agent: str, reward: object) -> float:
     number = float(reward) if isinstance(reward, SupportsFloat) else math.nan
-    if not math.isfinite(number) or abs(number) > MAX_REWARD:
+    if not math.isfinite(number):
         raise EnvError(f"gave {agent} the reward {reward!r:.80} instead of a finite number")
+    if abs(number) > MAX_REWARD:
+        raise EnvError(f"gave {agent} the reward {reward!r:.80}, {TOO_LARGE}")
     return number

@@ -16,7 +16,6 @@ from cory_env.rewarding.child_process import ChildProcess, Reply
 from cory_env.rewarding.worker import MAX_ATTEMPTS, OnError, RewardError
 from cory_env.text_envs.child import CHECK, Advance
 from cory_env.text_envs.episode import EnvEpisode
-from cory_env.text_envs.instance import State
 
 logger = logging.getLogger(__name__)
 
@@ -242,7 +241,7 @@ class _Host:
     def _note(self, episode: EnvEpisode, reply: Reply) -> str:
         """Notes the new state; returns what is wrong with it."""
         *replayed, state = reply.values
-        if replayed and _comparable(replayed) != _comparable(episode.states):
+        if replayed and replayed != episode.states:
             return "took another course when it was replayed with the same seed and actions after its process had ended"
         if state.agent is not None and state.agent not in episode.chain.agents:
             return f"selected agent {state.agent!r}, which is not among its possible_agents"
@@ -261,7 +260,3 @@ class _Host:
     def close(self) -> None:
         if self._process is not None:
             self._process.close()
-
-
-def _comparable(states: Sequence[State]) -> list[State]:
-    return [state._replace(rewards=dict(state.rewards)) for state in states]

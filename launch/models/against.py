@@ -29,6 +29,7 @@ from launch.run_folder.records import to_json
 from launch.training.preflight import load_task
 from policies.files import atomic_write
 from policies.generation.generator import Generator
+from policies.models.weights import Weights
 from policies.rollout.chain_generation import ChainRequest, generate_chains
 
 RESULT = "against.json"
@@ -91,8 +92,13 @@ def load_sides(sides: Sequence[Side], backend: str) -> Generator:
     models = {name: side.policies.base_path(policy_id) for name, (side, policy_id) in ids.items()}
     generator = start_generator(sides[0].policies.settings, models, backend, MAX_BATCH_SIZE[backend])
     for name, (side, policy_id) in ids.items():
-        if not side.is_base and policy_id not in side.policies.settings.frozen_models:
-            generator.load(name, side.policies.checked_weights(policy_id), side.policies.update)
+        settings = side.policies.settings
+        if policy_id in settings.frozen_models or (side.is_base and settings.lora is None):
+            continue  # the model itself
+        weights: Weights = side.policies.checked_weights(policy_id)
+        if side.is_base:  # an engine for adapters has one for each name; this one adds nothing
+            weights = {key: np.zeros_like(weights[key]) for key in weights}
+        generator.load(name, weights, side.policies.update)
     return generator
 
 

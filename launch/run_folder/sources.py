@@ -201,7 +201,7 @@ def restore_task(sources: Sources | None) -> Task | None:
 def _function_names(settings: Settings, task: Task) -> Iterator[str]:
     """Yields the names of the functions that a run calls: rewards, the user's credit and task, and the feedback."""
     role_rewards = [role.own_reward for role in settings.roles or ()]
-    for spec in filter(None, (task.reward or None, *role_rewards)):
+    for spec in filter(None, (task.reward, *role_rewards)):
         yield from (name for name, _ in parse_sum(spec))
     names = (settings.credit, settings.task, settings.env, task.feedback)
     yield from (name for name in names if name is not None and ":" in name)

@@ -84,6 +84,8 @@ class Runners:
         self.task_checksum = task_checksum
         self.timeout = settings.generation_timeout
         reward_batches = 1 if settings.feedback is None else settings.num_agents  # feedback before each later position
+        if settings.env is not None:
+            reward_batches = settings.max_turns * settings.num_agents  # a step after each turn
         self.rollout_timeout = self.timeout + reward_batches * _REWARD_CALLS * settings.reward_timeout
         self.policy_ids = settings.policy_ids
         self.uses_weight_transfer = settings.weight_transfer is not None

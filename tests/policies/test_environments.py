@@ -86,6 +86,7 @@ def test_a_zero_sum_game_in_self_play_is_symmetric(make_cory: MakeCory) -> None:
     algorithm = make_cory(**ENV | DUEL)
     for _ in range(2):
         report = algorithm.train()["cory"]
+        assert report["role"]["first"]["task_reward_std"] > 0  # not only draws
         returns = [report["role"][role]["task_reward"] for role in ("first", "second")]
         assert returns[0] == -returns[1]
         assert report["policy"]["llm_1"]["task_reward"] == pytest.approx(0.0)

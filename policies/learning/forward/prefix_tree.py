@@ -230,7 +230,7 @@ class Paths:
         next_branch = np.minimum.accumulate(later[::-1])[::-1][1:]  # the next row that leaves the path
 
         # Within each pack, those that predict response tokens come last, unless all packs are paths, such as the turns
-        # of an agent, each of which continues the one before: then plain causal attention is enough, and twice as fast.
+        # of an agent, each of which continues the one before: then plain causal attention is enough.
         is_path = self.has_turns and bool((is_first | (common == np.append(0, lengths[:-1]))).all())
         pack_of_node = pack_of_row[row_of_node]
         bases = starts[:-1][is_first]

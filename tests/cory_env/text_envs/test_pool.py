@@ -192,6 +192,14 @@ def test_pettingzoo_accepts_environments_with_the_spaces_of_text(env: Any) -> No
         api_test(text_env(env), num_cycles=50)
 
 
+def test_an_agent_may_act_twice_in_a_row() -> None:
+    with EnvPool("tests.text_games:Twice", timeout=30) as pool:
+        (episode,) = make_episodes(pool.env, ("first", "second"), 1)
+        for _ in play(pool, [episode]):
+            pass
+    assert episode.agents == ("first", "first", "second") * 2
+
+
 def test_rewards_belong_to_the_turn_before_them() -> None:
     with EnvPool("tests.text_games:Duel?rounds=2", timeout=30) as pool:
         episodes = make_episodes(pool.env, ("first", "second"))

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from policies.generation.installed import vllm_installed
 from tests.launch.conftest import Cory
 from tests.small_inputs import small_model
 
@@ -71,6 +72,21 @@ def test_a_run_on_an_environment(cory_forked: Cory, tmp_path: Path, game: None) 
     assert [turn["role"] for turn in episodes[0]["responses"]] == ["first", "second"] * 2
     assert sum(episodes[0]["returns"].values()) == 0 and episodes[0]["query"] == "seed 7"
     assert cory_forked("generate", "run", "a query").returncode == 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed")
+def test_adapters_play_against_their_base_and_against_another_run(
+    cory_forked: Cory, tmp_path: Path, game: None
+) -> None:
+    trained = cory_forked("train", "game.yaml", "weights=lora", "num_updates=1", "--out", "run")
+    assert trained.returncode == 0, trained.stderr
+    for opponent, label in (("base", "base"), ("run", "run (2)")):
+        words = ["run", "--against", opponent, "--queries", "3", "--samples", "2", "--out", f"against {opponent}"]
+        against = cory_forked("evaluate", *words)
+        assert against.returncode == 0, against.stderr
+        result = json.loads((tmp_path / f"against {opponent}" / "against.json").read_text())
+        assert result["sides"] == ["run", label] and len(result["returns"]["second"]) == 6
 
 
 def test_validate_shows_the_prompts_and_runs_pettingzoo_s_test(cory_forked: Cory, game: None) -> None:
