@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.arm_runs import do_missing, run_and_show
 from benchmarks.team.analysis import best_rates, read_results
-from benchmarks.team.design import main_arms, pilot_arms
+from benchmarks.team.design import MAIN_SEEDS, main_arms, pilot_arms
 from benchmarks.team.measuring import Way
 from benchmarks.team.runs import Job, Result, execute, list_jobs, measure_partners
 from benchmarks.team.tables import draw, print_tables
@@ -43,7 +43,7 @@ def run_study(
     run: Callable[[Job], Result] = execute,
     measure_partners: Callable[[Job, Job], Way] = measure_partners,
 ) -> list[str]:
-    """Does the missing runs, stage by stage, then measures teams with partners of other seeds.
+    """Does the missing runs, stage by stage, and measures teams with partners of other seeds as soon as both are there.
 
     Args:
         out: The study's folder.
@@ -55,19 +55,24 @@ def run_study(
         The messages of runs that failed; the same call repeats them.
     """
     failures: dict[str, str] = {}
-    while do_missing((job for jobs in [*load_stages(out)[0].values()][:num_stages] for job in jobs), run, failures):
+
+    def run_and_measure(job: Job) -> None:
+        run(job)
+        for one in list_jobs([job.arm], out) if job.arm.seeds == MAIN_SEEDS else []:
+            if (other := partner(one)) is not None:
+                measure_partners(one, other)
+
+    while do_missing(
+        (job for jobs in [*load_stages(out)[0].values()][:num_stages] for job in jobs), run_and_measure, failures
+    ):
         pass  # the results of the pilot define the main runs
-    for job in load_stages(out)[0].get("main", [])[: None if num_stages > 1 else 0]:
-        if (other := partner(job)) is not None:
-            measure_partners(job, other)
     return list(failures.values())
 
 
 def partner(job: Job) -> Job | None:
-    """Returns the team of the next seed, of the last seed the first one's; None if it is measured or cannot be yet."""
-    seeds = job.arm.seeds
-    other = Job(job.arm, seeds[(seeds.index(job.seed) + 1) % len(seeds)], job.out)
-    results = [one.read() for one in (job, other)]
+    """Returns the team of the next seed; None if there is none, it is measured, or weights of either are not there."""
+    other = Job(job.arm, job.seed + 1, job.out)
+    results = [one.read() if one.study_job.run.exists() else None for one in (job, other)]
     is_trained = all(result is not None and result["ways"] for result in results)
     return other if job.arm.num_llms == 2 and is_trained and not job.partners.exists() else None
 

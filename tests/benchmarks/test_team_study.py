@@ -120,6 +120,7 @@ def test_missing_runs_are_done_and_failed_ones_repeated_by_the_next_call(
 
     def run(job: Job) -> Result:
         calls.append(job.name)
+        job.study_job.run.mkdir(parents=True, exist_ok=True)
         if job.name == "feedback-3e-05, seed 101" and fails:
             raise BenchmarkError("no room")
         return write_result(job)
@@ -137,13 +138,14 @@ def test_missing_runs_are_done_and_failed_ones_repeated_by_the_next_call(
     assert "Best rates: {'single': 0.0001" in capsys.readouterr().out and not (tmp_path / "picture.png").exists()
 
     def measure_partners(job: Job, other: Job) -> Way:
-        assert (job.seed + 1) % 10 == other.seed and job.arm == other.arm
+        assert job.seed + 1 == other.seed and job.arm == other.arm
         way = Way(score=0.25, tokens=50.0, prompt_tokens=80.0)
         write(job.partners, way)
         return way
 
     run_study(tmp_path, 2, run, measure_partners)
     assert main(["--out", str(tmp_path), "--show", "--picture", str(tmp_path / "picture.png")]) == 0
+    assert len([*tmp_path.glob("results/*/partners_*.json")]) == 4 * (len(MAIN_SEEDS) - 1)
     output = capsys.readouterr().out
     assert SWAP in output and output.count("0.250 [0.250, 0.250]") == 4  # both kinds of teams at both rates
     assert (tmp_path / "picture.png").exists()
