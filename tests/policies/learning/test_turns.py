@@ -289,3 +289,61 @@ def test_the_estimated_gradient_of_two_steps_is_the_exact_one(
     difference = terms.mean(0) - exact_gradient(logits).numpy()
     assert (np.abs(difference) <= 4.5 * error + 1e-12).all()
     assert error.max() < 0.02 * np.abs(exact_gradient(logits)).max()
+
+
+def play_two_steps(model: Any, random: np.random.Generator, seeds: int = 16, samples: int = 4) -> Rows:
+    """Episodes of another problem of two steps, whose first step tempts.
+
+    Action 0 gets 1 at once and nothing later; after action 2, which gets nothing, action 0 gets 3. Action 1 ends the
+    episode. An action is a token's remainder by 3.
+    """
+    count = seeds * samples
+
+    def sample(prompts: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+        with torch.no_grad():
+            probabilities = model(torch.tensor(prompts)).logits[:, -1].double().softmax(1).numpy()
+        tokens = (probabilities.cumsum(1) < random.random((len(prompts), 1))).sum(1).clip(max=VOCAB - 1)
+        return tokens, np.log(probabilities[np.arange(len(prompts)), tokens])
+
+    firsts, first_logprobs = sample([[10]] * count)
+    episodes = np.flatnonzero(firsts % 3 != 1)
+    prompts = [[10, int(firsts[episode]), 11] for episode in episodes]
+    seconds, second_logprobs = sample(prompts)
+    chains = [*range(count), *episodes.tolist()]
+    turns = [0] * count + [1] * len(episodes)
+    return make_rows(
+        [[10]] * count + prompts,
+        [[int(token)] for token in (*firsts, *seconds)],
+        [[float(logprob)] for logprob in (*first_logprobs, *second_logprobs)],
+        [*(firsts % 3 == 0).astype(float), *(3.0 * ((firsts[episodes] % 3 == 2) & (seconds % 3 == 0)))],
+        [True] * len(chains),
+        groups=[chain // samples * MAX_TURNS + turn for chain, turn in zip(chains, turns, strict=True)],
+        chains=chains,
+        turns=turns,
+        partner_rewards=[0.0] * len(chains),
+    )
+
+
+@pytest.mark.parametrize(
+    ("advantage", "chain_gamma", "expected"),
+    [("rloo", 1.0, 3.0), ("grpo", 1.0, 3.0), ("gae", 1.0, 3.0), ("rloo", 0.0, 1.0)],
+)
+def test_training_finds_the_optimum_of_two_steps_and_without_later_rewards_the_first_best(
+    path: str,  # noqa: F811
+    advantage: str,
+    chain_gamma: float,
+    expected: float,
+) -> None:
+    random = np.random.default_rng(10)
+    others = {"gamma": 1.0, "lam": 1.0, "value_coef": 0.1} if advantage == "gae" else {}
+    learner = make_learner(path, "full", advantage=advantage, kl_coef=0.0, lr=3e-3, steps=2, **others)
+    estimator = AdvantageEstimator(learner.hyperparameters)
+    credit = paper_credit(chain_gamma=chain_gamma)
+    for update in range(40):
+        rows = play_two_steps(learner.model.lm, random)
+        scored = rows.with_scores(learner.score(rows))
+        rewards = assign_credit({"llm_1": scored}, credit, {"llm_1": estimator})["llm_1"]
+        estimates, _ = estimator.estimate(scored, rewards)
+        learner.update(scored.with_estimates(estimates), update)
+    rows = play_two_steps(learner.model.lm, random, seeds=100)
+    assert float(rows.task_rewards.sum()) / 400 == pytest.approx(expected, abs=0.15)
