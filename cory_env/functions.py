@@ -23,6 +23,8 @@ from cory_env.shadowing import PROJECT_PACKAGES, shadowed_import
 
 ENVIRONMENT = "environment"
 """The kind of a function that makes an environment; it may be a class."""
+IN_CHILD_PROCESSES = ("reward", "feedback", ENVIRONMENT)
+"""Kinds whose functions have a process that needs only `cory_env` of the project."""
 
 
 class SpecError(ValueError):
@@ -83,9 +85,7 @@ def load_function(spec: str, kind: str = "reward") -> Callable[..., Any]:
     module_name, function_name, settings = parse_spec(spec, kind)
     search_working_folder()
     try:
-        if shadowed := shadowed_import(
-            module_name, ("cory_env",) if kind in ("reward", "feedback") else PROJECT_PACKAGES
-        ):
+        if shadowed := shadowed_import(module_name, ("cory_env",) if kind in IN_CHILD_PROCESSES else PROJECT_PACKAGES):
             name, shadowing = shadowed
             raise SpecError(
                 f"The {kind} {spec!r} imports {name}, which in its process is a package of CORY, not {shadowing}. "

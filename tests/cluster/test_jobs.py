@@ -42,6 +42,27 @@ SMALL = (
     *("eval_queries=4", "eval_every=100", "checkpoint_every=100", "max_response_tokens=6", "check_weight_sync=false"),
     *("keep_checkpoints=1", "reward=my_rewards:brevity"),
 )
+ENVIRONMENT = """
+from cory_env.text_envs.base import TurnBasedEnv
+from policies import SCALE
+
+
+class Echo(TurnBasedEnv):
+    def __init__(self, rounds="1"):
+        super().__init__("sender", "receiver")
+        self.rounds = int(rounds)
+
+    def start(self, seed):
+        self.said = []
+
+    def observe(self, agent):
+        return "".join(self.said[-1:]) + "="
+
+    def act(self, agent, text):
+        self.said.append(text)
+        self.is_over = len(self.said) == 2 * self.rounds
+        return {} if agent == "sender" else dict.fromkeys(self.possible_agents, SCALE * (text == self.said[-2]))
+"""
 TIME_TO_SAVE = json.dumps({"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "600"}})
 
 
@@ -129,6 +150,19 @@ def test_the_same_command_continues_a_run_whose_driver_was_killed(head: Head, pr
     assert f"resuming after update {last_update}" in output
     assert [line["update"] for line in run.metrics] == list(range(13))
     assert run.checkpoints.updates()[-1] == 12
+
+
+def test_a_job_trains_on_an_environment_of_the_uploaded_folder(head: Head, project: Path, tmp_path: Path) -> None:
+    (project / "my_games.py").write_text(ENVIRONMENT)
+    words = ("env=my_games:Echo?rounds=2", "num_updates=2", "queries_per_update=4", "num_generations=2", "num_runners=1")
+    small = ("eval_every=2", "eval_queries=4", "max_prompt_tokens=16")
+    job = submit(head, project, *cory("train", "signals-tiny", *words, *small, "--out", f"{tmp_path}/run"))
+    output, errors = job.communicate(timeout=300)
+    assert job.returncode == 0, output + errors
+    run = Run.open(tmp_path / "run")
+    assert [line["update"] for line in run.metrics] == [0, 1, 2]
+    samples = [json.loads(line) for line in (run.path / "samples.jsonl").read_text().splitlines()]
+    assert {len(sample["responses"]) for sample in samples} == {4}  # two rounds of two agents
 
 
 def test_ray_job_submit_trains_in_an_uploaded_checkout(head: Head, project: Path, tmp_path: Path) -> None:

@@ -211,3 +211,18 @@ def test_rewards_belong_to_the_turn_before_them() -> None:
         expected = [(sign, -sign) for round_sign in signs for sign in (round_sign, -round_sign)]
         assert episode.turn_rewards() == expected
         assert episode.returns() == {"first": sum(signs), "second": -sum(signs)}
+
+
+def test_an_environment_may_use_a_module_named_like_one_of_our_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "policies.py").write_text("AGENT = 'solo'\n")
+    (tmp_path / "their_game.py").write_text(
+        "from policies import AGENT\nfrom tests.text_games import TextGame\n\n\n"
+        "def make():\n    return TextGame(agents=AGENT)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3]))
+    with EnvPool("their_game:make", agents=("solo",), num_processes=1, timeout=60.0) as pool:
+        episodes = make_episodes("their_game:make", ("solo",), number=1)
+        assert [*play(pool, episodes)] == [1, 2]
