@@ -157,7 +157,7 @@ class Health:
             return
         limits = dict(zip(s.agents, s.response_limits, strict=True))
         for role, eos_rate in eos_rates.items():
-            if 1.0 - eos_rate >= MAX_CUT_RATE:
+            if 1.0 - eos_rate >= MAX_CUT_RATE and limits[role] > 1:  # a single token is meant to be cut
                 text = (
                     f"{1.0 - eos_rate:.0%} of the {role}'s responses are cut at the length limit, "
                     f"max_response_tokens={limits[role]}. Raise it, or ask for shorter responses in the prompt."

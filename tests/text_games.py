@@ -49,6 +49,21 @@ class Duel(TextGame):
         return {self.possible_agents[0]: first, agent: -first}
 
 
+class Problem(TextGame):
+    """Each row of data is a problem with its answer, and the agent has two turns to find it."""
+
+    def __init__(self) -> None:
+        super().__init__("2", "solver")
+
+    def observe(self, agent: str) -> str:
+        assert self.row is not None
+        return f"{self.row['query']}?"
+
+    def reward(self, agent: str, action: str) -> dict[str, Any]:
+        assert self.row is not None
+        return {agent: float(self.row["answer"] in action)}
+
+
 class Twice(TextGame):
     """The first agent acts twice in a row, then the second one once."""
 

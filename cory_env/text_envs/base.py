@@ -68,6 +68,7 @@ class TurnBasedEnv(AECEnv[str, Any, str | None]):
 
     Attributes:
         is_over: Whether the episode has ended; set by `act`.
+        row: The row of data that the episode is about, set before `start`; None without data.
         agent_selection: The agent whose turn it is; when `act` is called, already the next one in order, which it may
             change.
     """
@@ -98,6 +99,7 @@ class TurnBasedEnv(AECEnv[str, Any, str | None]):
         self.truncations = dict.fromkeys(self.agents, False)
         self.infos: dict[str, dict[str, Any]] = {agent: {} for agent in self.agents}
         self.is_over = False
+        self.row = (options or {}).get("row")
         self.start(seed or 0)
 
     def step(self, action: str | None) -> None:

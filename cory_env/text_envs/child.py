@@ -1,22 +1,26 @@
 """The child process that runs a user's environments: many episodes, one step at a time.
 
-The parent's first request is the environment's name, `module:function`, and each further one an `Advance` or
-`CHECK`.
+The parent's first request is the environment's name, `module:function`, and each further one an `Advance` or a `Check`.
 """
 
 import contextlib
 import io
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from cory_env.functions import ENVIRONMENT, SpecError, load_function
 from cory_env.rewarding.child_process import Reply, connect, describe_exception
 from cory_env.text_envs.instance import EnvError, Instance, State
 
-CHECK = "check"
-"""The request to run PettingZoo's own test."""
 API_TEST_STEPS = 200
+
+
+class Check(NamedTuple):
+    """Asks to run PettingZoo's own test, with a row of data for every episode; None: without data."""
+
+    row: Mapping[str, object] | None = None
 
 
 class Advance(NamedTuple):
@@ -27,12 +31,14 @@ class Advance(NamedTuple):
     Attributes:
         key: The episode.
         seed: Its seed.
+        row: Its row of data; None without data.
         actions: All actions so far.
         finished: Keys of episodes that need no more steps.
     """
 
     key: int
     seed: int
+    row: Mapping[str, object] | None
     actions: tuple[str, ...]
     finished: tuple[int, ...] = ()
 
@@ -54,7 +60,7 @@ class _Episodes:
         states: list[State] = []
         if instance is None:
             instance = self._unused.pop() if self._unused else Instance(self._make_env())
-            states.append(instance.reset(request.seed))
+            states.append(instance.reset(request.seed, request.row))
         states += [instance.step(action) for action in request.actions[num_actions:]]
         self._running[request.key] = instance, len(request.actions)  # not after an error: it may be broken
         if states and states[-1].agent is None:
@@ -65,7 +71,7 @@ class _Episodes:
         if key in self._running:
             self._unused.append(self._running.pop(key)[0])
 
-    def check(self) -> list[State]:
+    def check(self, request: Check) -> list[State]:
         """Runs PettingZoo's own test with a new instance, with random texts as actions.
 
         Raises:
@@ -78,7 +84,10 @@ class _Episodes:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             try:
-                api_test(text_env(self._make_env()), num_cycles=API_TEST_STEPS)
+                env = self._make_env()
+                if request.row is not None:
+                    env.reset = partial(_reset, env.reset, request.row)
+                api_test(text_env(env), num_cycles=API_TEST_STEPS)
             except AssertionError as error:
                 raise EnvError(f"fails PettingZoo's api_test: {error}") from error
         return []
@@ -97,10 +106,15 @@ def main() -> None:
     while True:
         try:
             request = requests.get()
-            reply = Reply(values=episodes.check() if request == CHECK else episodes.advance(request))
+            respond = episodes.check if isinstance(request, Check) else episodes.advance
+            reply = Reply(values=respond(request))
         except BaseException as error:
             reply = Reply(error=_describe(error))
         connection.send(reply)
+
+
+def _reset(reset: Callable[..., None], row: Mapping[str, object], seed: int | None = None, options: Any = None) -> None:
+    reset(seed=seed, options={**(options or {}), "row": row})
 
 
 def _describe(error: BaseException) -> str:

@@ -1,7 +1,8 @@
 """`EnvEpisode`: an episode of an environment, with the conversation of each of its agents."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
+from typing import cast
 
 from cory_env.chain import Chain
 from cory_env.episode import Episode
@@ -46,6 +47,11 @@ class EnvEpisode(Episode):
         seed = self.query.columns["seed"]
         assert isinstance(seed, int)
         return seed
+
+    @property
+    def row(self) -> Mapping[str, object] | None:
+        """The row of data that the instance is made of; None without data."""
+        return cast(Mapping[str, object] | None, self.query.columns.get("row"))
 
     @property
     def actions(self) -> tuple[str, ...]:

@@ -48,9 +48,9 @@ class Instance:
         self.env = env
         self.possible_agents = tuple(names)
 
-    def reset(self, seed: int) -> State:
-        """Starts the episode of a seed."""
-        self.env.reset(seed=seed)
+    def reset(self, seed: int, row: Mapping[str, object] | None = None) -> State:
+        """Starts the episode of a seed, and of a row of data if there are any."""
+        self.env.reset(seed=seed, **({} if row is None else {"options": {"row": row}}))
         return self._state({})
 
     def step(self, text: str) -> State:

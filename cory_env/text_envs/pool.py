@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any, Literal, Self
 
@@ -14,7 +14,7 @@ from cory_env.message import TextError
 from cory_env.prompt_encoder import PromptError
 from cory_env.rewarding.child_process import ChildProcess, Reply
 from cory_env.rewarding.worker import MAX_ATTEMPTS, OnError, RewardError
-from cory_env.text_envs.child import CHECK, Advance
+from cory_env.text_envs.child import Advance, Check
 from cory_env.text_envs.episode import EnvEpisode
 
 logger = logging.getLogger(__name__)
@@ -68,9 +68,13 @@ class EnvPool:
         """
         return self._hosts[0].agents()
 
-    def check(self) -> str:
-        """Runs PettingZoo's own test of environments; returns what is wrong, as the predicate of a sentence."""
-        return self._hosts[0].check()
+    def check(self, row: Mapping[str, object] | None = None) -> str:
+        """Runs PettingZoo's own test of environments; returns what is wrong, as the predicate of a sentence.
+
+        Args:
+            row: The row of data of all episodes.
+        """
+        return self._hosts[0].check(row)
 
     def prepare(self) -> None:
         """Starts the processes without waiting for them."""
@@ -190,10 +194,10 @@ class _Host:
                 )
         return self._agents
 
-    def check(self) -> str:
+    def check(self, row: Mapping[str, object] | None) -> str:
         self.agents()
         process = self.start()
-        process.send(CHECK)
+        process.send(Check(row))
         return process.receive("ran").error
 
     def submit(self, index: int, episode: EnvEpisode) -> None:
@@ -211,7 +215,7 @@ class _Host:
         num_steps = 1 if episode.key in self._stepped else len(episode.actions) + 1
         self._limit = self._timeout * num_steps
         self._deadline = time.monotonic() + self._limit
-        self._process.send(Advance(episode.key, episode.seed, episode.actions, tuple(self._finished)))
+        self._process.send(Advance(episode.key, episode.seed, episode.row, episode.actions, tuple(self._finished)))
         self._finished = []
 
     def collect(self) -> tuple[int, EnvEpisode, str] | None:

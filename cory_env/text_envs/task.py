@@ -1,13 +1,14 @@
-"""The task of an environment: its queries are seeds."""
+"""The task of an environment: its queries are seeds, each with a row of data if there are any."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from cory_env.tasks.rows import QUERY, Source, choose_validation, hold_out, read_queries
 from cory_env.tasks.task import Query, Task
 
 NUM_TRAIN_SEEDS = 10_000
 NUM_TEST_SEEDS = 1_000
 FIRST_TEST_SEED = 1_000_000
-"""Training uses the seeds from 0 on; held-out seeds, of validation and test, start here."""
+"""Training uses the seeds from 0 on; held-out seeds, of validation and test, start here. With data, row by row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,26 +24,53 @@ class EnvTask(Task):
     max_turns: int
 
 
-def make_env_task(env: str, max_turns: int, validation: int = 0) -> EnvTask:
+def make_env_task(
+    env: str, max_turns: int, validation: int = 0, data: Source | None = None, eval_data: Source | None = None
+) -> EnvTask:
     """Makes the task of an environment.
 
     Args:
         env: The environment.
         max_turns: See `EnvTask`.
         validation: Number of held-out seeds that are for decisions of training only; 0: all serve both purposes.
+        data: Rows, one for each seed, which `reset` gets as `options={"row": ...}`, with the query in the column
+            `query`; see `cory_env.tasks.rows`. None: the seeds alone.
+        eval_data: Held-out rows; None: rows of `data` are held out.
+
+    Raises:
+        DataError: The data cannot be used.
     """
-    train, held_out = _seeds(0, NUM_TRAIN_SEEDS), _seeds(FIRST_TEST_SEED, NUM_TEST_SEEDS + validation)
-    test = [Query(number, query.text, query.columns) for number, query in enumerate(held_out[validation:])]
+    if data is None:
+        train = _number([Query(0, "")] * NUM_TRAIN_SEEDS, 0)
+        held_out = _number([Query(0, "")] * (NUM_TEST_SEEDS + validation), FIRST_TEST_SEED)
+    else:
+        rows = read_queries(data)
+        rows, test_rows = hold_out(rows, str(data)) if eval_data is None else (rows, read_queries(eval_data))
+        train, held_out = _number(rows, 0), _number(test_rows, FIRST_TEST_SEED)
+    splits: tuple[list[Query] | None, list[Query]] = (None, held_out)
+    if validation and len(held_out) > 1:
+        splits = choose_validation(held_out, validation, data is not None and eval_data is None)
     return EnvTask(
         name=env,
         train=train,
-        test=test,
-        validation=held_out[:validation] if validation else None,
+        test=splits[1],
+        validation=splits[0],
         reward="",
         env=env,
         max_turns=max_turns,
     )
 
 
-def _seeds(first: int, number: int) -> list[Query]:
-    return [Query(index, f"seed {first + index}", {"seed": first + index}) for index in range(number)]
+def seed_query(seed: int) -> Query:
+    """Returns the query of a seed without a row."""
+    return Query(seed, f"seed {seed}", {"seed": seed})
+
+
+def _number(rows: list[Query], first: int) -> list[Query]:
+    """Returns the queries of seeds from `first` on, with rows if these have a text."""
+    return [
+        Query(index, row.text, {"seed": first + index, "row": {QUERY: row.raw, **row.columns}})
+        if row.text
+        else replace(seed_query(first + index), id=index)
+        for index, row in enumerate(rows)
+    ]

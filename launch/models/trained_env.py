@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from cory_env.tasks import Query
 from cory_env.text_envs.episode import EnvEpisode
 from cory_env.text_envs.pool import EnvPool
+from cory_env.text_envs.task import seed_query
 from launch.console.errors import CommandError
 from launch.models.generators import load_generator
 from launch.models.trained import PolicySet
@@ -41,6 +41,7 @@ class TrainedEnv:
         self.seed = s.seed if seed is None else seed
         task, tokenizers = load_task(s, trained.task)
         self.chain = s.make_chain(task, tokenizers, [trained.initial_id(policy_id) for policy_id in policy_ids])
+        self.queries = {query.columns["seed"]: query for split in task.splits for query in task.queries(split)}
         self.generator = load_generator(trained, tuple(dict.fromkeys(policy_ids)), backend, MAX_BATCH_SIZE[backend])
 
     def play(self, env_seed: int, samples: int) -> list[GeneratedSample]:
@@ -48,9 +49,13 @@ class TrainedEnv:
 
         Raises:
             RewardError: The environment failed.
+            CommandError: No row of the data has the seed.
         """
         assert self.settings.env is not None
-        query = Query(env_seed, f"seed {env_seed}", {"seed": env_seed})
+        query = self.queries.get(env_seed)
+        if query is None and self.settings.data is not None:
+            raise CommandError(f"No row of {self.settings.data} has the seed {env_seed}. The first one has 0.")
+        query = query or seed_query(env_seed)
         episodes = [EnvEpisode(self.chain, query) for _ in range(samples)]
         requests = [
             ChainRequest(episode, self.policy_ids, self.chain.response_limits, self.temperature, self.seed, sample)

@@ -15,10 +15,11 @@ def validate_env(chain: Chain, settings: Settings) -> ValidationReport:
     """
     assert settings.env is not None
     report = ValidationReport(settings.env, kind="environment")
+    unit = "seeds" if settings.data is None else "rows, with seeds"
     report.facts.append(f"agents: {', '.join(chain.agents)}")
     with EnvPool(settings.env, agents=settings.agents, timeout=settings.reward_timeout) as pool:
         try:
-            if error := pool.check():
+            if error := pool.check(EnvEpisode(chain, chain.task.train[0]).row):
                 end = "\n" if "\n" in error else ". "  # a traceback ends with its own line
                 report.problems.append(f"The environment {error}{end}Correct it.")
             for split in chain.task.splits:
@@ -26,7 +27,7 @@ def validate_env(chain: Chain, settings: Settings) -> ValidationReport:
                 episode = run_episode(pool, EnvEpisode(chain, seeds[0]))
                 returns = ", ".join(f"{agent} {value:g}" for agent, value in episode.returns().items())
                 report.facts.append(
-                    f"{split}: {len(seeds)} seeds from {episode.seed}; the first has {len(episode.responses)} turns"
+                    f"{split}: {len(seeds)} {unit} from {episode.seed}; the first has {len(episode.responses)} turns"
                     f"{' (truncated)' if episode.is_truncated else ''} and returns {returns}"
                 )
                 if split == "train":

@@ -44,7 +44,7 @@ def _sees_earlier(s: Fields) -> bool:
 
 _CHAIN = "num_agents of 2 or more, and knowledge_transfer=true"
 _TASK_SETTINGS = (
-    *("task", "data", "eval_data", "max_query_tokens", "prompt", "observer_prompt", "feedback", "reward"),
+    *("task", "max_query_tokens", "prompt", "observer_prompt", "feedback", "reward"),
     *("reward_weights", "knowledge_transfer", "observed", "stop_when", "credit", "reward_scope", "eval_average"),
     "test_queries",
 )

@@ -129,7 +129,8 @@ class Settings(DerivedSettings):
             ValueError: the task is unknown, or its data cannot be read; the message names a fix.
         """
         if self.env is not None:
-            return make_env_task(self.env, self.max_turns, self.eval_queries if self.validation else 0)
+            validation = self.eval_queries if self.validation else 0
+            return make_env_task(self.env, self.max_turns, validation, self.data, self.eval_data)
         tokenizer = None if self.max_query_tokens is None else self.make_tokenizers()[self.policy_ids[0]]
         return make_task(self.task_settings, tokenizer=tokenizer)
 

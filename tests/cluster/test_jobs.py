@@ -154,7 +154,13 @@ def test_the_same_command_continues_a_run_whose_driver_was_killed(head: Head, pr
 
 def test_a_job_trains_on_an_environment_of_the_uploaded_folder(head: Head, project: Path, tmp_path: Path) -> None:
     (project / "my_games.py").write_text(ENVIRONMENT)
-    words = ("env=my_games:Echo?rounds=2", "num_updates=2", "queries_per_update=4", "num_generations=2", "num_runners=1")
+    words = (
+        "env=my_games:Echo?rounds=2",
+        "num_updates=2",
+        "queries_per_update=4",
+        "num_generations=2",
+        "num_runners=1",
+    )
     small = ("eval_every=2", "eval_queries=4", "max_prompt_tokens=16")
     job = submit(head, project, *cory("train", "signals-tiny", *words, *small, "--out", f"{tmp_path}/run"))
     output, errors = job.communicate(timeout=300)

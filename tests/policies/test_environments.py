@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from cory_env.rewarding.worker import RewardError
+from cory_env.tasks import DataError, make_task
 from cory_env.text_envs.task import FIRST_TEST_SEED, NUM_TRAIN_SEEDS, make_env_task
 from policies.models.weights import checksum
 from policies.settings.error import SettingsError
@@ -145,3 +146,23 @@ def test_seeds_of_training_validation_and_test_are_disjoint() -> None:
     seeds = [{query.columns["seed"] for query in task.queries(split)} for split in task.splits]
     assert [*map(len, seeds)] == [10_000, 10, 1_000] and len(set.union(*seeds)) == 11_010
     assert all(query.id == index for split in task.splits for index, query in enumerate(task.queries(split)))
+
+
+def test_rows_of_data_have_seeds_and_are_split_like_those_of_tasks(tmp_path: Path) -> None:
+    data, eval_data = tmp_path / "rows.jsonl", tmp_path / "held_out.jsonl"
+    for path, number in ((data, 100), (eval_data, 30)):
+        path.write_text("".join(json.dumps({"question": f"{k}+1", "answer": str(k + 1)}) + "\n" for k in range(number)))
+    source, eval_source = (f"{path}?query_column=question" for path in (data, eval_data))
+    task = make_env_task("games:game", 4, 10, source)
+    assert [len(task.queries(split)) for split in task.splits] == [67, 10, 23]
+    custom = make_task("custom", data=source, reward="rewards:reward", validation=10)
+    for split in task.splits:
+        assert [query.text for query in task.queries(split)] == [query.text for query in custom.queries(split)]
+        assert [query.id for query in task.queries(split)] == [*range(len(task.queries(split)))]
+    seeds = [query.columns["seed"] for split in task.splits for query in task.queries(split)]
+    assert len({*seeds}) == 100 and seeds[:67] == [*range(67)] and min(map(int, map(str, seeds[67:]))) == FIRST_TEST_SEED
+    assert task.train[3].columns["row"] == {"query": custom.train[3].text, "answer": custom.train[3].columns["answer"]}
+    task = make_env_task("games:game", 4, 0, source, eval_source)
+    assert [len(task.queries(split)) for split in task.splits] == [100, 30]
+    with pytest.raises(DataError, match="not found"):
+        make_env_task("games:game", 4, 0, tmp_path / "nothing.jsonl")

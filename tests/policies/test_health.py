@@ -298,6 +298,7 @@ LIMITED: dict[str, Any] = {"task": "arithmetic", "max_response_tokens": 12}
         (LIMITED, 0.05, True),
         (LIMITED, 0.06, False),
         (LIMITED, math.nan, False),  # a role that no chain reached
+        ({**LIMITED, "max_response_tokens": 1}, 0.0, False),  # a single token is meant to be cut
         ({**LIMITED, "min_response_tokens": 4}, 0.0, False),  # the limit changes
         ({**LIMITED, "task": "imdb"}, 0.0, False),  # film reviews are continued, and need no end
     ],

@@ -98,6 +98,28 @@ def test_validate_shows_the_prompts_and_runs_pettingzoo_s_test(cory_forked: Cory
     assert broken.returncode == 2 and "fails PettingZoo's api_test" in broken.stdout
 
 
+def test_each_row_of_the_data_is_an_episode(cory_forked: Cory, tmp_path: Path, game: None) -> None:
+    rows = [{"query": f"{k}+1", "answer": str(k + 1)} for k in range(40)]
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ("game.yaml", "env=tests.text_games:Problem", "data=sums.jsonl")
+    validated = cory_forked("validate", *words)
+    assert validated.returncode == 0, validated.stdout + validated.stderr
+    assert "train: 27 rows, with seeds from 0; the first has 2 turns" in validated.stdout
+    trained = cory_forked("train", *words, "num_updates=1", "--out", "run")
+    assert trained.returncode == 0, trained.stderr
+    samples = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()]
+    for sample in samples:
+        assert [turn["observation"] for turn in sample["responses"]] == [f"{sample['query']}?"] * 2
+    played = cory_forked("generate", "run", "0", "--json")
+    assert json.loads(played.stdout)["query"] == "0+1", played.stderr
+    refused = cory_forked("generate", "run", "99")
+    assert refused.returncode == 2 and "No row of sums.jsonl has the seed 99" in refused.stderr
+    rows[0]["answer"] = "2"
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    changed = cory_forked("train", "--resume", "run", "num_updates=2")
+    assert changed.returncode == 2 and "sums.jsonl has changed" in changed.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

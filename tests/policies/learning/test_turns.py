@@ -335,7 +335,7 @@ def test_training_finds_the_optimum_of_two_steps_and_without_later_rewards_the_f
     expected: float,
 ) -> None:
     random = np.random.default_rng(10)
-    others = {"gamma": 1.0, "lam": 1.0, "value_coef": 0.1} if advantage == "gae" else {}
+    others: dict[str, Any] = {"gamma": 1.0, "lam": 1.0, "value_coef": 0.1} if advantage == "gae" else {}
     learner = make_learner(path, "full", advantage=advantage, kl_coef=0.0, lr=3e-3, steps=2, **others)
     estimator = AdvantageEstimator(learner.hyperparameters)
     credit = paper_credit(chain_gamma=chain_gamma)
