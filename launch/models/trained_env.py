@@ -39,7 +39,7 @@ class TrainedEnv:
         self.settings, self.policy_ids, self.backend = s, policy_ids, backend
         self.temperature = s.temperature if temperature is None else temperature
         self.seed = s.seed if seed is None else seed
-        task, tokenizers = load_task(s, trained.task)
+        task, tokenizers = load_task(s, trained.task if s.data is None else None)  # a recorded task lacks its rows
         self.chain = s.make_chain(task, tokenizers, [trained.initial_id(policy_id) for policy_id in policy_ids])
         self.queries = {query.columns["seed"]: query for split in task.splits for query in task.queries(split)}
         self.generator = load_generator(trained, tuple(dict.fromkeys(policy_ids)), backend, MAX_BATCH_SIZE[backend])

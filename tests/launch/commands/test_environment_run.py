@@ -111,7 +111,8 @@ def test_each_row_of_the_data_is_an_episode(cory_forked: Cory, tmp_path: Path, g
     for sample in samples:
         assert [turn["observation"] for turn in sample["responses"]] == [f"{sample['query']}?"] * 2
     played = cory_forked("generate", "run", "0", "--json")
-    assert json.loads(played.stdout)["query"] == "0+1", played.stderr
+    assert played.returncode == 0, played.stderr
+    assert json.loads(played.stdout)["query"] == "0+1"
     refused = cory_forked("generate", "run", "99")
     assert refused.returncode == 2 and "No row of sums.jsonl has the seed 99" in refused.stderr
     rows[0]["answer"] = "2"
