@@ -1,6 +1,6 @@
 """The task of an environment: its queries are seeds, each with a row of data if there are any."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from cory_env.tasks.rows import QUERY, Source, choose_validation, hold_out, read_queries
 from cory_env.tasks.task import Query, Task
@@ -41,12 +41,13 @@ def make_env_task(
         DataError: The data cannot be used.
     """
     if data is None:
-        train = _number([Query(0, "")] * NUM_TRAIN_SEEDS, 0)
-        held_out = _number([Query(0, "")] * (NUM_TEST_SEEDS + validation), FIRST_TEST_SEED)
+        train = [seed_query(seed) for seed in range(NUM_TRAIN_SEEDS)]
+        held_out = [seed_query(FIRST_TEST_SEED + k, k) for k in range(NUM_TEST_SEEDS + validation)]
     else:
         rows = read_queries(data)
         rows, test_rows = hold_out(rows, str(data)) if eval_data is None else (rows, read_queries(eval_data))
-        train, held_out = _number(rows, 0), _number(test_rows, FIRST_TEST_SEED)
+        train = [_with_seed(row, row.id) for row in rows]
+        held_out = [_with_seed(row, FIRST_TEST_SEED + row.id) for row in test_rows]
     splits: tuple[list[Query] | None, list[Query]] = (None, held_out)
     if validation and len(held_out) > 1:
         splits = choose_validation(held_out, validation, data is not None and eval_data is None)
@@ -61,16 +62,10 @@ def make_env_task(
     )
 
 
-def seed_query(seed: int) -> Query:
-    """Returns the query of a seed without a row."""
-    return Query(seed, f"seed {seed}", {"seed": seed})
+def seed_query(seed: int, index: int | None = None) -> Query:
+    """Returns the query of a seed without a row; by default its index is the seed."""
+    return Query(seed if index is None else index, f"seed {seed}", {"seed": seed})
 
 
-def _number(rows: list[Query], first: int) -> list[Query]:
-    """Returns the queries of seeds from `first` on, with rows if these have a text."""
-    return [
-        Query(index, row.text, {"seed": first + index, "row": {QUERY: row.raw, **row.columns}})
-        if row.text
-        else replace(seed_query(first + index), id=index)
-        for index, row in enumerate(rows)
-    ]
+def _with_seed(row: Query, seed: int) -> Query:
+    return Query(row.id, row.text, {"seed": seed, "row": {QUERY: row.raw, **row.columns}})

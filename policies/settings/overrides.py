@@ -51,6 +51,7 @@ _TASK_SETTINGS = (
 """Settings without a meaning for an environment."""
 REQUIREMENTS = (
     Requirement(_TASK_SETTINGS, lambda s: s.env is None, "a task instead of env"),
+    Requirement(("eval_data",), lambda s: s.env is None or s.data, "a task, or data"),
     Requirement(("max_turns", "env_processes"), lambda s: s.env is not None, "env"),
     Requirement(("partner_reward",), lambda s: s.credit == "sum", "credit=sum"),
     Requirement(("chain_gamma", "chain_lam"), lambda s: s.credit == "chain" or s.env, "credit=chain, or env"),

@@ -132,6 +132,7 @@ def test_roles_must_be_the_agents(make_cory: MakeCory) -> None:
         ({"feedback": "task"}, "feedback=task requires a task instead of env"),
         ({"credit": "chain"}, "credit=chain requires a task instead of env"),
         ({"reward_scaling": "scale"}, "reward_scaling=scale requires a task, or chain_gamma=0"),
+        ({"eval_data": "held_out.jsonl"}, "eval_data=held_out.jsonl requires a task, or data"),
         ({"env": None, "max_turns": 3}, "max_turns=3 requires env"),
         ({"select_by": "chain"}, "select_by=chain requires num_agents of 2 or more"),
     ],
