@@ -47,7 +47,8 @@ lint: $(READY) ## Check style and types
 	@$(BIN)/mypy
 
 # Notebooks are shown as they were run; warnings, such as a link that leads nowhere, are errors.
-docs: $(READY) ## Build the site into docs/_build/html
+docs: $(READY) ## Write the generated parts of pages, and build the site into docs/_build/html
+	@$(BIN)/python docs/_ext/reference.py
 	@$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
 	@echo 'docs/_build/html/index.html'
 

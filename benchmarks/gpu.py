@@ -6,7 +6,7 @@ to learn, the share of the GPU's arithmetic that learning uses (MFU; the aim is 
 `micro_batch_size`, `micro_batch_tokens`, `gradient_checkpointing`, `offload_optimizer`; and prefix sharing, in groups
 of 8 with four times longer prompts and half as long responses.
 
-What an H200 reached is in docs/gpu.md. `--quick` shows that it runs: tiny shapes, on a CPU with gloo without a GPU.
+What an H200 reached is in docs/lab/gpu.md. `--quick` shows that it runs: tiny shapes, on a CPU with gloo without a GPU.
 
 MFU counts the products that the method needs: two per weight and token forward, four backward (two where the weights
 are frozen), attention's, and the head's for response positions alone. What is computed twice does not count.

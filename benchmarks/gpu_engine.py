@@ -5,7 +5,7 @@ defaults, which compile the model too, and with engines that do neither. Each st
 weights in a process of its own, and generates 64 responses of 256 tokens three times.
 
 The first run on a machine also compiles vLLM's own Triton kernels, and vLLM's compiler caches its results. So the first
-two lines are of the same setting, and only the second is comparable with those below it. Results: docs/gpu.md.
+two lines are of the same setting, and only the second is comparable with those below it. Results: docs/lab/gpu.md.
 """
 
 from __future__ import annotations

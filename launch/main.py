@@ -37,7 +37,7 @@ def cory(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Reinforcement fine-tuning of language models by several cooperating copies of the model.
+    """Train LLMs to answer, get feedback and answer again: one model in all turns, or one per role.
 
     `cory train imdb-tiny` trains two agents on film reviews, offline, in a few minutes on two cores. `cory COMMAND
     --help` describes a command.

@@ -36,7 +36,7 @@ PATIENCE = 3  # consecutive updates after which most signs become a warning
 CHANCE = 3.0  # standard errors within which a difference counts as chance
 ZERO_STD_TOLERANCE = 1e-6  # standard deviation up to which rewards count as equal
 OPEN_ENDED_TASKS = ("imdb",)  # whose responses continue a text, and need no end
-# Limits (docs/health.md), well outside the range of healthy runs.
+# Limits (docs/faq.md), well outside the range of healthy runs.
 MAX_REPETITION = 0.9  # of any text, unless the first update already repeats more
 MAX_REPETITION_RISE = 0.2  # of the share of repeated token pairs since the first update, as texts may repeat by nature
 MIN_FIRST_EOS_RATE = 0.05  # if the first end-of-sequence rate is below this, a lower one is not a sign

@@ -80,7 +80,7 @@ class Report(TypedDict):
     samples: list[dict[str, Any]]
     """A few chains: `query`, and `responses` with `role`, `policy`, `text` and `task_reward`."""
     health: list[dict[str, Any]]
-    """Active warnings (docs/health.md): `signature`, `subject`, `text`, `updates`."""
+    """Active warnings (docs/faq.md): `signature`, `subject`, `text`, `updates`."""
     collapsed: bool
     """Whether a warning means that an LLM has collapsed."""
     evaluation: NotRequired[dict[str, dict[str, float]]]

@@ -226,7 +226,7 @@ def collapse_is_endless(arms: Arms) -> Finding | None:
 
 
 def collapse_repeats(arms: Arms) -> Finding | None:
-    """Claims that most collapsed PPO runs repeat themselves beyond the limit (docs/health.md).
+    """Claims that most collapsed PPO runs repeat themselves beyond the limit (docs/faq.md).
 
     Not reproduced if most do not even repeat themselves `MUCH_MORE` times as often as before training.
     """

@@ -5,7 +5,7 @@
 A test is Python code; it passes if it ends without an exception. The program is the completion's first block of code
 between lines of ``` that is marked as Python, or else the first that is not marked as another language, or else the
 whole completion. Programs run in a sandbox, and the tests' comparisons run in a separate process that the program
-cannot reach (docs/tasks.md). A program that fails, hangs or exceeds its limits passes no further tests.
+cannot reach (docs/own-task.md). A program that fails, hangs or exceeds its limits passes no further tests.
 
 Feedback runs the tests in the column `public_tests` instead, in the same way, and describes the first that fails.
 """

@@ -13,7 +13,7 @@ format.
 
 Prompts do not show the tests, except an example call of MBPP's functions: name and arguments, not the return value. The
 reward is the share of hidden tests that the program passes; `cory_env.rewards.code:all_passed` is 1 only if all pass.
-Programs run in a sandbox, see docs/tasks.md.
+Programs run in a sandbox, see docs/own-task.md.
 """
 
 import ast

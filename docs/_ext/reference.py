@@ -1,19 +1,27 @@
-"""Generates the reference pages from the code: each function returns the Markdown of one page."""
+"""Writes the generated parts of pages: those between a line `<!-- generated: settings -->` and `<!-- end -->`.
+
+`python docs/_ext/reference.py` writes them all, and a test compares them with the code. Each such part is the result
+of the function of that name: plain Markdown, as code hosts show it, too.
+"""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import re
+import sys
+import textwrap
 from collections.abc import Iterable, Iterator
 from importlib.resources import files
 from itertools import pairwise
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from metric_docs import METRIC_DOCS, PHASE_DOCS
 from pydantic.fields import FieldInfo
 
+import cory_rllib
 from cory_env.chain_settings import Role, Thinking
 from launch.console.cli import COMMANDS, command
 from policies.models.families import ENGINE_LOGPROB_TOLERANCE, LOGPROB_TOLERANCE, read_family_table
@@ -30,31 +38,37 @@ NESTED = {
     dict[str, Any]: "mapping",
     Thinking: "mapping",
 }
+PUBLIC_METHODS = {
+    "CoryConfig": ("from_preset", "build_algo"),
+    "Run": ("location", "settings", "config", "metrics", "samples", "frame", "best_update", "open_policies", "chain"),
+}
+"""Members of public classes that pages use; those of `Cory` are RLlib's."""
+DOCS = Path(__file__).parents[1]
+END = "<!-- end -->"
+PART = re.compile(rf"^(<!-- generated: (\w+) -->)\n.*?^{END}$", flags=re.MULTILINE | re.DOTALL)
 SIGNS = {"gt": "> {}", "ge": "≥ {}", "lt": "< {}", "le": "≤ {}"}
 
 
 def settings() -> str:
-    """All settings, under the headings of `fields.py`."""
+    """All settings, a table for each heading of `fields.py`."""
     headings = dict(_topics())
     parts = []
     for name, field in Settings.model_fields.items():
         if name in headings:
-            parts.append(f"## {headings[name]}\n")
+            parts += [f"\n### {headings[name]}\n", "| setting | values | default | |", "|---|---|---|---|"]
         metadata = METADATA[name]
         changeable = [
-            occasion
-            for occasion, allowed in (
-                ("when resuming", metadata.resume),
-                ("in searches", metadata.search),
-                ("in PBT clones", metadata.clone),
-            )
-            if allowed
+            occasion for occasion, allowed in (("resuming", metadata.resume), ("searches", metadata.search)) if allowed
         ]
-        changes = f"; can change {', '.join(changeable)}" if changeable else ""
-        text = f"{_add_links(field.description or '')}\n\n*Category: {metadata.category}{changes}.*"
-        default = f"`{to_yaml(field.default)}`"
-        parts.append(_directive("confval", name, text, type=kind(field), default=default))
-    return "\n".join(parts)
+        note = f" *{metadata.category.capitalize()}{'; ' if changeable else ''}{', '.join(changeable)}.*"
+        cells = (
+            f"{_anchor(name)}`{name}`",
+            kind(field),
+            f"`{to_yaml(field.default)}`",
+            _text(field.description) + note,
+        )
+        parts.append(_row(cells))
+    return "\n".join(parts).strip()
 
 
 def families() -> str:
@@ -148,7 +162,7 @@ def _words(choice: Any) -> Iterable[str]:
 
 def commands() -> str:
     """All commands: purpose, usage, arguments, options, and the epilogue of the help text."""
-    return "\n".join(_command(name, summary) for name, summary in COMMANDS.items())
+    return "\n".join(_command(name, summary) for name, summary in COMMANDS.items()).strip()
 
 
 def _command(name: str, summary: str) -> str:
@@ -156,29 +170,20 @@ def _command(name: str, summary: str) -> str:
     context = parsed.make_context(f"cory {name}", [], resilient_parsing=True)
     description, _, epilogue = (parsed.help or summary).partition("\n\n")
     usage = " ".join([context.command_path, *parsed.collect_usage_pieces(context)])
-    parts = [
-        f"## cory {name}\n",
-        f"{_add_links(description)}\n",
-        _code(usage, "text"),
-        f"```{{program}} cory {name}\n```\n",
-    ]
-    for parameter in parsed.params:
-        title, text = parameter.get_help_record(context)
-        if parameter.param_type_name == "argument":
-            parts.append(f"{title}\n: {_add_links(text)}\n")
-        else:
-            parts.append(_directive("option", title, _add_links(text)))
+    records = (parameter.get_help_record(context) for parameter in parsed.params)
+    options = [_row((f"`{title}`".replace("|", "\\|"), _text(text))) for title, text in filter(None, records)]
+    table = ["| | |", "|---|---|", *options, ""]
+    parts = [f"## cory {name}\n", f"{_text(description, cell=False)}\n", _code(usage, "text"), *table]
     return "\n".join([*parts, *([_code(epilogue, "text")] if epilogue else [])])
 
 
 def presets() -> str:
-    """All presets: description, training command and file."""
-    parts = []
-    for name, summary in preset_names().items():
-        text = (files("policies.settings") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
-        parts += [f"## {name}\n", f"{_add_links(summary)}\n", _code(f"cory train {name}", "text")]
-        parts.append(_code(text.split("\n", 1)[1], "yaml"))
-    return "\n".join(parts)
+    """All presets: name, with a link to its file, and description."""
+    rows = [
+        _row((f"{_anchor(name)}[`{name}`](../../policies/settings/presets/{name}.yaml)", _text(summary)))
+        for name, summary in preset_names().items()
+    ]
+    return "\n".join(["| preset | |", "|---|---|", *rows])
 
 
 def metrics() -> str:
@@ -189,9 +194,83 @@ def metrics() -> str:
         ("Entries of an update", dict(_report())),
         ("Seconds", PHASE_DOCS),
     ):
-        rows = [f"| `{name}` | {_add_links(meaning)} |" for name, meaning in meanings.items()]
+        rows = [_row((f"`{name}`", _text(meaning))) for name, meaning in meanings.items()]
         parts.append("\n".join([f"## {heading}", "", "| name | meaning |", "|---|---|", *rows, ""]))
-    return "\n".join(parts)
+    return "\n".join(parts).strip()
+
+
+def api() -> str:
+    """The public names of `cory_rllib`, and the decorators for rewards, with their docstrings."""
+    from cory_env.rewards import prepared
+
+    objects = {name: getattr(cory_rllib, name) for name in sorted(cory_rllib.__all__, key=str.lower)}
+    objects |= {f"cory_env.rewards.prepared.{name}": getattr(prepared, name) for name in ("prepare_with", "check_with")}
+    return "\n".join(_entry(name, value) for name, value in objects.items()).strip()
+
+
+def _entry(name: str, value: Any) -> str:
+    parts = [_declaration("class" if inspect.isclass(value) else "def", name.rpartition(".")[2], value)]
+    for method in PUBLIC_METHODS.get(name, ()):
+        member = inspect.getattr_static(value, method)
+        keyword, function = ("def", getattr(value, method))
+        if isinstance(member, property):
+            keyword, function = "@property\ndef", member.fget
+        parts.append(textwrap.indent(_declaration(keyword, method, function), "    "))
+    return "\n".join([f"### {name}\n", _code("\n\n".join(parts), "python")])
+
+
+def _declaration(keyword: str, name: str, value: Any) -> str:
+    """Returns the head of a class or function with its docstring, as in a stub file."""
+    signature = "" if keyword == "class" else _signature(value)
+    text = textwrap.indent(inspect.cleandoc(value.__doc__ or ""), "    ").strip()
+    return f'{keyword} {name}{signature}:\n    """{text}"""'
+
+
+class _Annotation:
+    """A type as its source has it; `inspect` prints a string in quotes."""
+
+    def __init__(self, annotation: Any) -> None:
+        text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+        self.text = re.sub(r"\b[a-z_.]+\.(?=[A-Z])|~", "", text.strip("\"'"))
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def _signature(function: Any) -> str:
+    """Returns a signature, with a line per parameter if it is long."""
+    signature = inspect.signature(function)
+    parameters = [
+        parameter
+        if parameter.annotation is parameter.empty
+        else parameter.replace(annotation=_Annotation(parameter.annotation))
+        for parameter in signature.parameters.values()
+    ]
+    result = _Annotation(signature.return_annotation)
+    text = str(signature.replace(parameters=parameters, return_annotation=signature.empty))
+    if len(text) > 100:
+        lines = re.split(r", (?=[*\w]+(?:[:,=]|$))", text[1:-1])
+        text = "\n    ".join(["(", *(f"{line}," for line in lines)]) + "\n)"
+    return f"{text} -> {result}"
+
+
+def trl() -> str:
+    """TRL's settings and ours; error messages use the same table."""
+    return _names("trl")
+
+
+def verl() -> str:
+    """The settings of verl, and ours."""
+    return _names("verl")
+
+
+def openrlhf() -> str:
+    """OpenRLHF's settings and ours."""
+    return _names("openrlhf")
+
+
+def _names(library: str) -> str:
+    return (files("policies.settings.migration") / f"{library}.md").read_text(encoding="utf-8").strip()
 
 
 def _report() -> Iterator[tuple[str, str]]:
@@ -203,16 +282,39 @@ def _report() -> Iterator[tuple[str, str]]:
             yield entry.target.id, str(ast.literal_eval(text.value)).replace("|", "\\|")
 
 
-def _add_links(text: str) -> str:
-    """Turns page paths in a text into links, and options into code."""
-    text = re.sub(r"docs/([\w/-]+)\.md", r"[\1](../\1.md)", " ".join(text.split()))
-    return re.sub(r"(`[^`]*`)|(--[a-z][\w-]*)", lambda match: match[1] or f"`{match[2]}`", text)
+def _text(text: str | None, *, cell: bool = True) -> str:
+    """Returns a description as Markdown: page paths become links, options code, and bars of a table's cell escaped."""
+    words = " ".join((text or "").split())
+    words = re.sub(r"docs/([\w/-]+)\.md", r"[\1](../\1.md)", words)
+    words = re.sub(r"(`[^`]*`)|(--[a-z][\w-]*)", lambda match: match[1] or f"`{match[2]}`", words)
+    return words.replace("|", "\\|") if cell else words
 
 
-def _directive(name: str, title: str, text: str, **options: str) -> str:
-    lines = [f":{option}: {value}" for option, value in options.items()]
-    return "\n".join([f"````{{{name}}} {title}", *lines, "", text, "````", ""])
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _anchor(name: str) -> str:
+    return f'<a id="{name}"></a>'
 
 
 def _code(text: str, language: str) -> str:
     return f"```{language}\n{text.strip()}\n```\n"
+
+
+def generated(page: str) -> str:
+    """Returns the text of a page with its generated parts written anew."""
+    return PART.sub(lambda match: f"{match[1]}\n\n{globals()[match[2]]()}\n\n{END}", page)
+
+
+def pages() -> Iterator[Path]:
+    """Yields the pages that have generated parts."""
+    for file in sorted(DOCS.rglob("*.md")):
+        if PART.search(file.read_text(encoding="utf-8")):
+            yield file
+
+
+if __name__ == "__main__":
+    for file in pages():
+        file.write_text(generated(file.read_text(encoding="utf-8")), encoding="utf-8")
+        print(file.relative_to(DOCS.parent), file=sys.stderr)

@@ -56,7 +56,7 @@ def generate(
     response is the chain's answer.
     With the setting thinking, the text is the one after the thought, which is in the entry `reasoning`.
 
-    If the run has feedback between agents (docs/feedback.md), its function runs here too: it sees the response, and the
+    If the run has feedback between agents (docs/feedback-and-roles.md), its function runs here too: it sees the response, and the
     columns of --in FILE. Responses in the output have it as `feedback`, null if nothing is to be corrected; with
     stop_when the chain ends there. --no-feedback turns it off, unless prompts show feedback.
 
@@ -66,7 +66,7 @@ def generate(
     Examples:
       cory generate runs/demo "This movie"
       cory generate runs/demo "This movie" --roles llm_2         one policy alone
-      cory generate runs/demo "This movie" --roles mean          the mean of all policies' weights (docs/averaging.md)
+      cory generate runs/demo "This movie" --roles mean          the mean of all policies' weights (docs/algorithms.md)
       cory generate runs/game 7                                  an episode of the environment's seed 7
       cory generate runs/demo --roles llm_2,llm_1 --json < queries.txt
       cory generate runs/demo --in questions.csv --out answers.jsonl --samples 4 --temperature 0.7

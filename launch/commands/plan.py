@@ -37,7 +37,7 @@ def plan(
     """Show the placement and memory of a run's processes, and whether they fit.
 
     Plans for the cluster of RAY_ADDRESS if it is set, else for this machine; with --nodes or another machine option,
-    for hypothetical machines. Memory is an estimate (docs/plan.md).
+    for hypothetical machines. Memory is an estimate (docs/gpus.md).
 
     Exit codes:
       0 the run fits; 1 it does not; 2 a user error.

@@ -40,13 +40,13 @@ def serve(
     """Serve the policies of a run and their chain with an OpenAI-compatible API.
 
     Each policy is a model with its own name, such as llm_1. The model `chain` lets the policies respond in turn and
-    returns the last response; the earlier ones are its `drafts` (docs/serving.md).
+    returns the last response; the earlier ones are its `drafts` (docs/evaluate.md).
 
       POST /v1/chat/completions   a query, or a conversation if the run has chat=true
       POST /v1/completions        a policy continues the text; `chain` treats it as a query
       GET  /v1/models, /health
 
-    If the run has feedback between agents (docs/feedback.md), `chain` gets it, and stops by it, only with --feedback:
+    If the run has feedback between agents (docs/feedback-and-roles.md), `chain` gets it, and stops by it, only with --feedback:
     the function then runs in this server, on the responses and on the requests' `columns`. Without --feedback, `chain`
     is not served if its prompts show feedback; otherwise all roles respond.
 

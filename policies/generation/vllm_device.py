@@ -65,7 +65,7 @@ def cuda_arguments(max_sequences: int) -> dict[str, Any]:
     """Returns arguments for `vllm.LLM` of engines on GPUs.
 
     Steps in which every response gets a token replay CUDA graphs, but nothing is compiled: on an H200, an engine of a
-    0.36B model then starts in 4 s instead of 63 s (32 s with vLLM's cache), and generates faster (docs/gpu.md).
+    0.36B model then starts in 4 s instead of 63 s (32 s with vLLM's cache), and generates faster (docs/lab/gpu.md).
     """
     largest = min(-(-max_sequences // 16) * 16, _MAX_GRAPH_SEQUENCES)  # vLLM captures multiples of 16
     return {

@@ -71,7 +71,7 @@ class Fields(BaseModel):
     # Task, data and model.
     task: str = task_setting("custom")
     """The task: `custom`, your own `data` and `reward`; `arithmetic`, `code`, `drafts`, `gsm8k`, `imdb`, `math` or
-    `sudoku`; or a function of yours that makes one, `module:function` (docs/guide/own.md)."""
+    `sudoku`; or a function of yours that makes one, `module:function` (docs/own-task.md)."""
     env: str | None = task_setting(None)
     """An environment instead of a task, whose agents act several times: a function of yours that makes a PettingZoo AEC
     environment with text, `module:function` (docs/environments.md). Its agents are the roles."""
@@ -98,18 +98,18 @@ class Fields(BaseModel):
     """Template of every later agent's prompt (task `custom`), with `{query}`, `{reference}` (the earlier responses),
     `{feedback}` (on the last of them, requires `feedback`) and the data's columns."""
     feedback: str | None = task_setting(None)
-    """Feedback on each response for later agents (docs/feedback.md): `task`'s own, or `module:function`; null: none."""
+    """Feedback on each response for later agents (docs/feedback-and-roles.md): `task`'s own, or `module:function`; null: none."""
     reward: str | list[str] | None = task_setting(None)
     """Reward function, `module:function`, or a list of several; null: the task's own."""
     reward_weights: list[float] | None = task_setting(None)
     """Weights of several reward functions in their sum; null: 1 each."""
     on_reward_error: Literal["stop", "skip"] = monitoring_setting("stop", resume=True)
-    """If a reward fails: `stop` the run, or `skip` its chain and count it (docs/faults.md)."""
+    """If a reward fails: `stop` the run, or `skip` its chain and count it (docs/clusters.md)."""
     reward_timeout: float = computing_setting(REWARD_TIMEOUT, gt=0)
     """Time limit of one reward call, in seconds; then its process is killed."""
     model: str | list[str] = policy_setting(SMOLLM2, content=True)
     """Hugging Face causal LM: a bundled model's name, `smollm2` (extra `smollm2`), a folder or a hub id, also
-    `ID@REVISION` with a commit, tag or branch; or a list with one per LLM, `[small, large]` (docs/chains.md)."""
+    `ID@REVISION` with a commit, tag or branch; or a list with one per LLM, `[small, large]` (docs/feedback-and-roles.md)."""
     start_from: str | None = policy_setting(None)
     """Start from the policies of a run's best checkpoint, or of a checkpoint's folder; `model` stays the reference."""
     trust_remote_code: bool = sampling_setting(False)
@@ -133,7 +133,7 @@ class Fields(BaseModel):
     """Agents in the chain: 1 is a single agent, 2 is CORY; with `roles` by default all of theirs."""
     roles: list[Role] | None = policy_setting(None, search=False, min_length=1)
     """Roles of the chain in order, such as `[{name: solver}, {name: critic, produces_response: false}, ...]`
-    (docs/roles.md); `num_agents` below their number keeps only the first agents. Null: a pioneer and observers."""
+    (docs/feedback-and-roles.md); `num_agents` below their number keeps only the first agents. Null: a pioneer and observers."""
     num_policies: int | None = policy_setting(None, ge=1, le=MAX_POLICIES)
     """Number of LLMs; null: one per agent. With a divisor of `num_agents`, each LLM has several roles (1: one LLM in
     all roles); with a multiple, LLMs form teams, each with its own queries."""
@@ -142,7 +142,7 @@ class Fields(BaseModel):
     reset_on_exchange: bool = learning_setting(False, clone=True)
     """Reset Adam's moments, `kl_coef` and reward scaling at each role exchange, as the paper's code does."""
     average_period: int | None = learning_setting(None, ge=1, clone=True)
-    """Updates between averagings of all LLMs' weights (docs/averaging.md); null: never."""
+    """Updates between averagings of all LLMs' weights (docs/algorithms.md); null: never."""
     average_tau: float = learning_setting(1.0, gt=0, le=1, clone=True)
     """Step size of averaging: 1 sets all LLMs to the mean, smaller values move them towards it."""
     knowledge_transfer: bool = sampling_setting(ChainSettings.knowledge_transfer)
@@ -155,7 +155,7 @@ class Fields(BaseModel):
     stop_in_training: bool = learning_setting(False)
     """Apply `stop_when` in training too. If false, later agents also learn to keep right responses."""
     credit: str = learning_setting("sum")
-    """Credit assignment (docs/credit.md): `sum`, each agent gets the rewards of all, as in the paper; `chain`, its own
+    """Credit assignment (docs/algorithms.md): `sum`, each agent gets the rewards of all, as in the paper; `chain`, its own
     and those of later agents; or your own function, `module:function`."""
     reward_scope: RewardScope = learning_setting("all")
     """Rewards that `credit` assigns: those of `all` agents, or only the `last` agent's."""
@@ -181,7 +181,7 @@ class Fields(BaseModel):
     quantization: Literal["none", "nf4"] = policy_setting("none")
     """Store the frozen base of adapters in 4 bits per weight with bitsandbytes (GPUs, `backend=transformers`)."""
     offload_optimizer: bool = computing_setting(False)
-    """Keep Adam's moments in CPU memory instead of on the GPU: less GPU memory, slower steps (docs/plan.md)."""
+    """Keep Adam's moments in CPU memory instead of on the GPU: less GPU memory, slower steps (docs/gpus.md)."""
     gradient_checkpointing: bool = computing_setting(False)
     """Recompute activations in the backward pass: less memory, about a third more time."""
     backend: Literal["vllm", "transformers"] = sampling_setting("vllm" if vllm_installed() else "transformers")
@@ -195,10 +195,10 @@ class Fields(BaseModel):
     num_learners: int = computing_setting(0, ge=0, le=MAX_PROCESSES)
     """Learner processes; 0 learns in the driver."""
     shards_per_policy: int | None = computing_setting(None, ge=1)
-    """Learner processes over which each LLM is split (docs/sharding.md); null: every learner holds every LLM."""
+    """Learner processes over which each LLM is split (docs/gpus.md); null: every learner holds every LLM."""
     gpus_per_runner: float = computing_setting(None, ge=0)
     """GPUs per runner, fractions allowed; null: if `gpus_per_learner` is null too, learner and runners share this
-    machine's GPU (docs/plan.md); else 0."""
+    machine's GPU (docs/gpus.md); else 0."""
     tensor_parallel_size: int = computing_setting(1, ge=1)
     """Devices per vLLM engine: GPUs of its runner, or processes if there are none."""
     weight_transfer: Literal["gloo", "nccl", "ipc"] | None = computing_setting(None)
@@ -212,7 +212,7 @@ class Fields(BaseModel):
     learner_timeout: float = computing_setting(3600.0, gt=0)
     """Time limit of any call to a learner process, such as one update, in seconds; then it counts as dead."""
     check_weight_sync: bool = computing_setting(True)
-    """Check at start that perturbed weights reach the generation engine (docs/health.md)."""
+    """Check at start that perturbed weights reach the generation engine (docs/faq.md)."""
 
     # Updates.
     num_updates: int = learning_setting(100, ge=1, search=False, resume=True)
@@ -220,7 +220,7 @@ class Fields(BaseModel):
     num_passes: float | None = learning_setting(None, gt=0, search=False)
     """Length of the run in passes over the training queries, instead of `num_updates`, which is computed from it."""
     max_lag: int = learning_setting(0, ge=0, le=1)
-    """1 prefetches the next update's rollouts while learners learn, with weights one update older (docs/plan.md). A
+    """1 prefetches the next update's rollouts while learners learn, with weights one update older (docs/gpus.md). A
     resumed run generates its first update with the current weights, so it differs slightly."""
     queries_per_update: int = learning_setting(16, ge=1, le=100_000)
     """Queries per update."""
@@ -233,7 +233,7 @@ class Fields(BaseModel):
     """Maximum responses per forward and backward pass."""
     micro_batch_tokens: Literal["auto"] | Tokens | None = computing_setting("auto")
     """Maximum tokens per forward and backward pass, with prompts and padding, shared prefixes once; a longer row is
-    alone. `auto`: as many as fit by estimate (docs/plan.md), at most 16,384, on a CPU 2,048; null: no limit."""
+    alone. `auto`: as many as fit by estimate (docs/gpus.md), at most 16,384, on a CPU 2,048; null: no limit."""
     num_epochs: int = learning_setting(1, ge=1, clone=True)
     """PPO epochs: passes over each update's responses (`num_passes` counts passes over the data)."""
     lr: float | None = learning_setting(None, gt=0, clone=True)
@@ -255,7 +255,7 @@ class Fields(BaseModel):
 
     # The objective.
     advantage: Advantage = policy_setting("rloo")
-    """Advantage estimator (docs/estimators.md): `gae` with a value head (PPO); `rloo`, `grpo` or `dr_grpo`, relative to
+    """Advantage estimator (docs/algorithms.md): `gae` with a value head (PPO); `rloo`, `grpo` or `dr_grpo`, relative to
     the policy's other responses to the query in the same role; `gdpo`, as `grpo` but each of several reward functions
     apart; `reinforce`, relative to all its responses."""
     kl_coef: float = learning_setting(0.01, ge=0, clone=True)
@@ -310,10 +310,10 @@ class Fields(BaseModel):
     grad_clip: float | None = learning_setting(1.0, gt=0, clone=True)
     """Maximum gradient norm per policy; null: no clipping, as in the paper's code."""
 
-    # Evaluation and output. The limits of health checks are fixed (docs/health.md).
+    # Evaluation and output. The limits of health checks are fixed (docs/faq.md).
     max_logprob_diff: float | None = monitoring_setting(None, gt=0, resume=True)
     """End the run if the mean |sampler - learner| log-probability per token under the same weights exceeds this, in
-    nats. Null: three times the difference at start, at least 0.05 in bf16 and 0.001 in fp32 (docs/health.md)."""
+    nats. Null: three times the difference at start, at least 0.05 in bf16 and 0.001 in fp32 (docs/faq.md)."""
     eval_every: int = monitoring_setting(10, ge=1)
     """Updates between evaluations on held-out queries."""
     eval_queries: int = monitoring_setting(128, ge=1)
@@ -322,7 +322,7 @@ class Fields(BaseModel):
     """Combined reward that selects the best checkpoint or trial: of the policies on the `bare` query, of the last
     response of the `chain`, or, with `eval_average`, of the LLM with the `mean` weights."""
     eval_average: bool = monitoring_setting(False)
-    """Also evaluate `llm_mean`, the LLM with the mean of all LLMs' weights (docs/averaging.md)."""
+    """Also evaluate `llm_mean`, the LLM with the mean of all LLMs' weights (docs/algorithms.md)."""
     test_queries: int | None = monitoring_setting(None, ge=1, resume=True)
     """Number of held-out test queries (not used for selection) in a final evaluation, which stores all its responses in
     `final.json`; null: no final evaluation."""

@@ -1,4 +1,4 @@
-"""The benchmark of a GPU, on a machine without one; and what an H200 held beside the estimate (docs/gpu.md)."""
+"""The benchmark of a GPU, on a machine without one; and what an H200 held beside the estimate (docs/lab/gpu.md)."""
 
 import argparse
 import json

@@ -81,7 +81,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def submit(head: Head, folder: Path, *entrypoint: str) -> "subprocess.Popen[str]":
-    """Starts `ray job submit` as in docs/cluster.md, which follows the job."""
+    """Starts `ray job submit` as in docs/clusters.md, which follows the job."""
     options = ("--working-dir", ".", "--runtime-env-json", TIME_TO_SAVE)
     return head.ray("job", "submit", *options, "--", *entrypoint, cwd=folder)
 

@@ -69,9 +69,9 @@ def test_the_job_s_pods_share_the_volume_have_memory_to_share_and_are_no_root() 
 
 @pytest.mark.parametrize("name", SIZES)
 def test_what_the_docs_ask_slurm_for_holds_the_example(name: str, tmp_path: Path) -> None:
-    text = (CHECKOUT / "docs" / "sharding.md").read_text()
+    text = (CHECKOUT / "docs" / "clusters.md").read_text()
     (requested,) = re.findall(
-        rf"^sbatch (.*) docs/slurm\.sh docs/examples/{name}\.yaml --out /shared/", text, re.MULTILINE
+        rf"^sbatch (.*) docs/examples/slurm\.sh docs/examples/{name}\.yaml --out /shared/", text, re.MULTILINE
     )
     options = dict(re.findall(r"--([a-z-]+)=(\d+)", requested))
     assert set(options) == {"nodes", "gpus-per-task", "cpus-per-task"}

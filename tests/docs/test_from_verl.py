@@ -11,7 +11,6 @@ from datasets import Dataset
 from launch.console.configuration import split_arguments
 from launch.main import main
 from launch.training import preflight
-from policies.settings.migration import names
 from policies.settings.settings import Settings
 
 PAGE = (Path(__file__).parents[2] / "docs" / "from-verl.md").read_text(encoding="utf-8")
@@ -41,11 +40,6 @@ def test_its_files_configure_runs_of_one_and_two_agents(tmp_path: Path, monkeypa
     pair = split_arguments(["mine.yaml", *(word.strip("'") for word in arguments.split(" ", 1))]).settings()
     assert preflight.check_run_settings(pair)[0].observer_template.startswith("{query} Another answer")
     assert main(["validate", "mine.yaml"]) == 0
-
-
-@pytest.mark.parametrize("table", ("verl", "openrlhf"))
-def test_its_table_is_the_one_that_error_messages_use(table: str) -> None:
-    assert Path(names.__file__).with_name(f"{table}.md").read_text(encoding="utf-8") in PAGE
 
 
 def test_the_settings_that_it_names_exist() -> None:

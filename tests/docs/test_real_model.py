@@ -9,7 +9,7 @@ from launch.console.configuration import split_arguments
 from launch.training import preflight
 
 FOLDER = Path(__file__).parents[2] / "docs" / "examples" / "real-model"
-PAGE = (FOLDER.parents[1] / "real-model.md").read_text(encoding="utf-8")
+PAGE = (FOLDER.parents[1] / "lab" / "real-model.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("task", ["words", "reviews"])

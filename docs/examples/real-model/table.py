@@ -1,6 +1,6 @@
-"""The table and the curves of docs/real-model.md: `python table.py RUNS [--base FOLDER]`.
+"""The table and the curves of docs/lab/real-model.md: `python table.py RUNS [--base FOLDER]`.
 
-RUNS is a folder of runs named TASK-ARM-SEED. With --base, FOLDER/TASK has the untrained model's responses to the test
+RUNS is a folder of runs named TASK-VARIANT-SEED. With --base, FOLDER/TASK has the untrained model's responses to the test
 queries, an evaluation of one of the chain's runs (`cory evaluate ... --samples 1`); without it, the run's held-out
 evaluation before training stands in for them.
 """
@@ -73,7 +73,7 @@ def run_row(run: Path, kind: str, base: dict[int, float] | None) -> dict[str, An
 
 
 def table(runs: Path, base_folder: Path | None) -> str:
-    header = "| task | arm | seed | before | after | gain | KL | tokens | cut | generated tokens | minutes |"
+    header = "| task | variant | seed | before | after | gain | KL | tokens | cut | generated tokens | minutes |"
     text = [header, "|---|---|---|---|---|---|---|---|---|---|---|"]
     for task in TASKS:
         base = base_rewards(base_folder, task)

@@ -22,7 +22,7 @@ REMOVED: dict[str, Any] = {
     "model_revision": None,
     "drop_zero_std_groups": False,
 }
-"""Settings of earlier versions by name, with the value without an effect (docs/project/removed.md)."""
+"""Settings of earlier versions by name, with the value without an effect (docs/lab/removed.md)."""
 WITHOUT_EFFECT = frozenset(
     {
         *("runner_resources", "learner_resources", "prefix_sharing"),
@@ -63,7 +63,7 @@ def explain_foreign_name(key: str) -> str:
     if name in ARITHMETIC_OPTIONS:
         return f"It is an option of the task: task=arithmetic?{name}=VALUE."
     if name in REMOVED or name in WITHOUT_EFFECT:
-        return "It was removed; docs/project/removed.md says what to use instead."
+        return "It was removed; docs/lab/removed.md says what to use instead."
     if name in names:
         return names[name]
     if any(other.startswith(f"{name}.") for other in names):

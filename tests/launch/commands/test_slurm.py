@@ -14,8 +14,8 @@ from launch.console.cli import parse_command
 from launch.console.configuration import resolve_settings
 from tests.launch.conftest import CHECKOUT
 
-SCRIPT = CHECKOUT / "docs" / "slurm.sh"
-(EXAMPLE,) = re.findall(r"^#   sbatch docs/slurm\.sh (.*)$", SCRIPT.read_text(), re.MULTILINE)
+SCRIPT = CHECKOUT / "docs" / "examples" / "slurm.sh"
+(EXAMPLE,) = re.findall(r"^#   sbatch docs/examples/slurm\.sh (.*)$", SCRIPT.read_text(), re.MULTILINE)
 NOTE = '#!/bin/bash\necho "${0##*/} $*" >>"$CALLS"\n'
 SAVE = "trap 'sleep 1; echo saved >>\"$CALLS\"; exit 143' TERM\n"
 COMMANDS = {

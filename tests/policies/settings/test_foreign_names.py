@@ -46,7 +46,7 @@ def test_what_has_no_equivalent_says_so() -> None:
         "TRL's `top_p` has no equivalent here: responses are sampled from the whole distribution."
     )
     assert explain_foreign_name("digits") == "It is an option of the task: task=arithmetic?digits=VALUE."
-    assert explain_foreign_name("samples_every").startswith("It was removed; docs/project/removed.md says")
+    assert explain_foreign_name("samples_every").startswith("It was removed; docs/lab/removed.md says")
     assert "group of settings of verl" in explain_foreign_name("actor_rollout_ref")
     assert "group of settings of verl" in explain_foreign_name("trainer")
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # One run on nodes allocated by Slurm: a Ray cluster for this job alone, and `cory train` in it.
 #
-#   sbatch docs/slurm.sh imdb-gpt2 --out /shared/runs/one num_runners=4 num_learners=2
+#   sbatch docs/examples/slurm.sh imdb-gpt2 --out /shared/runs/one num_runners=4 num_learners=2
 #
 # Arguments after the script are passed to `cory train`; --out must be a folder that all nodes share, or a URI. Five
 # minutes before the time limit, on preemption, and on `scancel --signal=TERM --batch`, the run finishes its update and
