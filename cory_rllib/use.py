@@ -145,11 +145,11 @@ def probe(
 
     Results are saved in a folder like those of `cory probe`.
 
-        probe("smollm2", "code-smollm2", feedback="task", queries=100).advice.text
+        probe("smollm2", "code-smollm2", feedback="task", max_prompt_tokens=352, queries=100).advice.text
 
     Args:
         source: a run, a run's folder; or a model: a folder, a hub id or a bundled name.
-        preset: of a model: the preset with the other settings; None: imdb-tiny.
+        preset: of a model: the preset with the other settings; None: the defaults.
         temperatures: of sampling, each above 0.
         queries: number of queries, from the start of the split; None: all.
         samples: first answers per query, at least 3.

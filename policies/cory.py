@@ -80,7 +80,7 @@ class Cory(TemporaryLogdir, Algorithm):
 
     @classmethod
     def get_default_config(cls) -> CoryConfig:
-        """Returns a configuration with the paper's settings."""
+        """Returns a configuration with the default settings."""
         return CoryConfig()
 
     def setup(self, config: Any) -> None:

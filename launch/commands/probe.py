@@ -57,7 +57,7 @@ def probe(
 
     Examples:
       cory probe drafts-llama-tiny drafts-tiny
-      cory probe smollm2 code-smollm2 feedback=task --queries 100
+      cory probe smollm2 code-smollm2 feedback=task max_prompt_tokens=352 --queries 100
       cory probe Qwen/Qwen2.5-0.5B-Instruct task=gsm8k feedback=mine:check --temperatures 0.7,1.0
       cory probe ./my-model task=custom data=my.jsonl reward=mine:score feedback=mine:check --solved-at 1
       cory probe runs/NAME feedback=task --roles llm_1,llm_2

@@ -104,7 +104,8 @@ def _chain(s: DerivedSettings) -> Iterator[str]:
     unrewarded += [p.role.name for p in s.positions[:-1] if s.reward_scope == "last"]
     if unrewarded and weight is not None and getattr(s, weight) == 0:
         ways = "give it a reward" if s.reward_scope == "all" else "reward_scope=all"
-        yield f"Role {unrewarded[0]} learns from no reward with {weight}=0. Set {weight} above 0, or {ways}."
+        setting = "credit=chain" if s.credit == "sum" else f"{weight} above 0"
+        yield f"Role {unrewarded[0]} learns from no reward with {weight}=0. Set {setting}, or {ways}."
 
 
 def _roles(s: DerivedSettings) -> Iterator[str]:

@@ -155,8 +155,8 @@ class Fields(BaseModel):
     stop_in_training: bool = learning_setting(False)
     """Apply `stop_when` in training too. If false, later agents also learn to keep right responses."""
     credit: str = learning_setting("sum")
-    """Credit assignment (docs/algorithms.md): `sum`, each agent gets the rewards of all, as in the paper; `chain`, its own
-    and those of later agents; or your own function, `module:function`."""
+    """Credit assignment (docs/algorithms.md): `sum`, its own reward and `partner_reward` times the others';
+    `chain`, its own and those of later agents; or your own function, `module:function`."""
     reward_scope: RewardScope = learning_setting("all")
     """Rewards that `credit` assigns: those of `all` agents, or only the `last` agent's."""
     partner_reward: float = learning_setting(ChainSettings.partner_reward, clone=True)

@@ -56,7 +56,7 @@ GDPO: dict[str, Any] = {
         ),
         (
             {"reward_scope": "last", "partner_reward": 0},
-            "Role pioneer learns from no reward with partner_reward=0. Set partner_reward above 0, or rew",
+            "Role pioneer learns from no reward with partner_reward=0. Set credit=chain, or rew",
         ),
         (
             {"reward_scope": "last", "credit": "chain", "chain_gamma": 0},

@@ -100,7 +100,7 @@ def test_frozen_models_have_policy_ids_of_their_own_and_keep_their_roles() -> No
         (
             TEAM,
             {"partner_reward": 0},
-            "Role critic learns from no reward with partner_reward=0. Set partner_reward above 0, or give it",
+            "Role critic learns from no reward with partner_reward=0. Set credit=chain, or give it",
         ),
         (TEAM, {"credit": "chain", "chain_gamma": 0}, "with chain_gamma=0. Set chain_gamma above 0, or give"),
         (
