@@ -58,7 +58,13 @@ def settings() -> str:
             parts += [f"\n### {headings[name]}\n", "| setting | values | default | |", "|---|---|---|---|"]
         metadata = METADATA[name]
         changeable = [
-            occasion for occasion, allowed in (("resuming", metadata.resume), ("searches", metadata.search)) if allowed
+            occasion
+            for occasion, allowed in (
+                ("resuming", metadata.resume),
+                ("searches", metadata.search),
+                ("PBT", metadata.clone),
+            )
+            if allowed
         ]
         note = f" *{metadata.category.capitalize()}{'; ' if changeable else ''}{', '.join(changeable)}.*"
         cells = (

@@ -27,7 +27,7 @@ from policies.settings.processes import processes
 from policies.settings.settings import Settings
 
 LOWEST_SHARE = 0.72
-"""The lowest measured peak as a share of its estimate (docs/gpus.md): what may fit is not refused."""
+"""The lowest measured peak as a share of its estimate (docs/lab/memory.md): what may fit is not refused."""
 
 
 def estimate_runner(settings: Settings, models: Sequence[ModelShape]) -> Memory:

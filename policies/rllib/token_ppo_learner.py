@@ -179,7 +179,7 @@ class TokenPPOLearner(TorchLearner):
         """Starts writing a snapshot of this learner's policies; `finish_save` completes it. All learners must call it.
 
         On a CPU it writes before it returns: a copy of all policies would need memory that training needs, and gain
-        little because the cores are busy (docs/gpus.md).
+        little because the cores are busy (docs/lab/memory.md).
         """
         self.finish_save()
         state: dict[str, dict[str, Tensor]] = {}

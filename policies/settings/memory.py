@@ -1,7 +1,7 @@
 """Estimates a learner's memory from its models' shapes and the settings: `micro_batch_tokens=auto`, and `cory plan`.
 
 Weights, gradients, optimizer, reference and logits are computed, activations approximated; libraries and an allowance
-on top are measured values (docs/gpus.md).
+on top are measured values (docs/lab/memory.md).
 """
 
 from __future__ import annotations
