@@ -1,4 +1,4 @@
-"""Compares the two readers of answers: that of the task gsm8k, and math-verify, that of the task math (docs/own-task.md).
+"""Compares the two readers of answers: that of the task gsm8k, and math-verify, that of the task math.
 
 python -m benchmarks.answers gsm8k/train.jsonl gsm8k/test.jsonl
 """

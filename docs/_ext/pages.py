@@ -1,7 +1,7 @@
 """Sphinx extension of this site.
 
-Links to files outside `docs/` lead to a page that shows the file. The table of contents stands in `contents.md`, as code
-hosts would show it as text in `index.md`.
+Links to files outside `docs/` lead to a page that shows the file. The table of contents stands in `contents.md`,
+because code hosts would show it as text in `index.md`.
 """
 
 from __future__ import annotations

@@ -56,9 +56,9 @@ def generate(
     response is the chain's answer.
     With the setting thinking, the text is the one after the thought, which is in the entry `reasoning`.
 
-    If the run has feedback between agents (docs/feedback-and-roles.md), its function runs here too: it sees the response, and the
-    columns of --in FILE. Responses in the output have it as `feedback`, null if nothing is to be corrected; with
-    stop_when the chain ends there. --no-feedback turns it off, unless prompts show feedback.
+    If the run has feedback between agents (docs/feedback-and-roles.md), its function runs here too: it sees the
+    response, and the columns of --in FILE. Responses in the output have it as `feedback`, null if nothing is to be
+    corrected; with stop_when the chain ends there. --no-feedback turns it off, unless prompts show feedback.
 
     Only the policies' weights are read from the checkpoint, no pickles. The base model is loaded as in training,
     including its own code if the run has trust_remote_code=true.

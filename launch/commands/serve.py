@@ -46,9 +46,9 @@ def serve(
       POST /v1/completions        a policy continues the text; `chain` treats it as a query
       GET  /v1/models, /health
 
-    If the run has feedback between agents (docs/feedback-and-roles.md), `chain` gets it, and stops by it, only with --feedback:
-    the function then runs in this server, on the responses and on the requests' `columns`. Without --feedback, `chain`
-    is not served if its prompts show feedback; otherwise all roles respond.
+    If the run has feedback between agents (docs/feedback-and-roles.md), `chain` gets it, and stops by it, only with
+    --feedback: the function then runs in this server, on the responses and on the requests' `columns`. Without
+    --feedback, `chain` is not served if its prompts show feedback; otherwise all roles respond.
 
     Ctrl-C or SIGTERM stops the server after pending responses are finished, at most 5 s later.
 

@@ -98,7 +98,8 @@ class Fields(BaseModel):
     """Template of every later agent's prompt (task `custom`), with `{query}`, `{reference}` (the earlier responses),
     `{feedback}` (on the last of them, requires `feedback`) and the data's columns."""
     feedback: str | None = task_setting(None)
-    """Feedback on each response for later agents (docs/feedback-and-roles.md): `task`'s own, or `module:function`; null: none."""
+    """Feedback on each response for later agents (docs/feedback-and-roles.md): `task`'s own, or `module:function`;
+    null: none."""
     reward: str | list[str] | None = task_setting(None)
     """Reward function, `module:function`, or a list of several; null: the task's own."""
     reward_weights: list[float] | None = task_setting(None)
@@ -109,7 +110,8 @@ class Fields(BaseModel):
     """Time limit of one reward call, in seconds; then its process is killed."""
     model: str | list[str] = policy_setting(SMOLLM2, content=True)
     """Hugging Face causal LM: a bundled model's name, `smollm2` (extra `smollm2`), a folder or a hub id, also
-    `ID@REVISION` with a commit, tag or branch; or a list with one per LLM, `[small, large]` (docs/feedback-and-roles.md)."""
+    `ID@REVISION` with a commit, tag or branch; or a list with one per LLM, `[small, large]`
+    (docs/feedback-and-roles.md)."""
     start_from: str | None = policy_setting(None)
     """Start from the policies of a run's best checkpoint, or of a checkpoint's folder; `model` stays the reference."""
     trust_remote_code: bool = sampling_setting(False)
@@ -133,7 +135,8 @@ class Fields(BaseModel):
     """Agents in the chain: 1 is a single agent, 2 is CORY; with `roles` by default all of theirs."""
     roles: list[Role] | None = policy_setting(None, search=False, min_length=1)
     """Roles of the chain in order, such as `[{name: solver}, {name: critic, produces_response: false}, ...]`
-    (docs/feedback-and-roles.md); `num_agents` below their number keeps only the first agents. Null: a pioneer and observers."""
+    (docs/feedback-and-roles.md); `num_agents` below their number keeps only the first agents. Null: a pioneer and
+    observers."""
     num_policies: int | None = policy_setting(None, ge=1, le=MAX_POLICIES)
     """Number of LLMs; null: one per agent. With a divisor of `num_agents`, each LLM has several roles (1: one LLM in
     all roles); with a multiple, LLMs form teams, each with its own queries."""

@@ -69,4 +69,4 @@ def test_every_command_of_a_page_is_valid(name: str) -> None:
 
 def test_most_commands_are_checked() -> None:
     counts = {name: len(list(commands((ROOT / name).read_text(encoding="utf-8")))) for name in PAGES}
-    assert counts["docs/lab/results.md"] > 60 and counts["docs/start.md"] > 10 and sum(counts.values()) > 280
+    assert counts["docs/lab/results.md"] > 60 and counts["docs/start.md"] > 6 and sum(counts.values()) > 240

@@ -12,16 +12,10 @@ from nbclient import NotebookClient
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs" / "notebooks").glob("*.ipynb"))
 MACHINE_PATH = re.compile(r"/(?:home|root|tmp|work|Users)\b")
-DETERMINISTIC = {"reading-a-study"}
-"""Notebooks that train nothing, so their output is the same on every machine."""
 
 
 def code_cells(notebook: Any) -> list[Any]:
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
-
-
-def cell_text(cell: Any) -> str:
-    return "".join(output.get("text", "") for output in cell.outputs)
 
 
 @pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)
@@ -40,7 +34,4 @@ def test_a_notebook_has_the_outputs_of_one_run_and_no_machine_paths(file: Path) 
 @pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)
 def test_a_notebook_still_runs(file: Path) -> None:
     notebook = nbformat.read(file, as_version=4)
-    before = [cell_text(cell) for cell in code_cells(notebook)]
     NotebookClient(notebook, timeout=1700, resources={"metadata": {"path": str(file.parent)}}).execute()
-    if file.stem in DETERMINISTIC:
-        assert [cell_text(cell) for cell in code_cells(notebook)] == before

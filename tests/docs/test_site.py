@@ -60,6 +60,13 @@ def test_generated_parts_are_those_of_the_code(file: Path) -> None:
     assert reference.generated(text) == text, "Run `make docs`."
 
 
+def test_the_guide_stays_short() -> None:
+    guide = [file for file in DOCS.rglob("*.md") if not {"lab", "_ext", "_build", "study"} & set(file.parts)]
+    words = sum(len(reference.PART.sub("", file.read_text(encoding="utf-8")).split()) for file in guide)
+    assert len(guide) <= 22 and words <= 20_000, (len(guide), words)
+    assert len((ROOT / "README.md").read_bytes()) <= 8192
+
+
 def test_every_setting_command_option_and_preset_has_an_entry() -> None:
     text = reference.settings() + reference.presets()
     assert all(f'<a id="{name}"></a>' in text for name in [*Settings.model_fields, *presets()])

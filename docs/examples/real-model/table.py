@@ -1,7 +1,7 @@
 """The table and the curves of docs/lab/real-model.md: `python table.py RUNS [--base FOLDER]`.
 
-RUNS is a folder of runs named TASK-VARIANT-SEED. With --base, FOLDER/TASK has the untrained model's responses to the test
-queries, an evaluation of one of the chain's runs (`cory evaluate ... --samples 1`); without it, the run's held-out
+RUNS is a folder of runs named TASK-VARIANT-SEED. With --base, FOLDER/TASK has the untrained model's responses to the
+test queries, an evaluation of one of the chain's runs (`cory evaluate ... --samples 1`); without it, the run's held-out
 evaluation before training stands in for them.
 """
 
