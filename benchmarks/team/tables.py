@@ -107,14 +107,14 @@ def draw(path: Path, results: Results, rates: Mapping[str, float]) -> None:
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.add_subplot()
     series = (
-        ("initial model: 1, 2, 3 answers", "single", BASE_WAYS[:3], "o--"),
-        ("initial model as a chain", "single", ("base chain",), "s"),
+        ("base model: 1, 2, 3 answers", "single", BASE_WAYS[:3], "o--"),
+        ("untrained chain with feedback", "single", ("base chain",), "s"),
         ("single agent: 1, 2, 3 answers", "single", ("one_answer", "best_of_2", "best_of_3"), "o-"),
-        ("single agent's LLM as a chain", "single", ("chain",), "s"),
-        ("one LLM trained with turns", "turns", ("blind",), "^"),
-        ("one LLM trained with feedback", "feedback", ("chain",), "s"),
-        ("two LLMs", "fixed", ("chain",), "D"),
-        ("two LLMs that exchange roles", "exchange", ("chain",), "P"),
+        ("its LLM, in a chain with feedback", "single", ("chain",), "s"),
+        ("trained with two turns, no feedback", "turns", ("blind",), "^"),
+        ("trained chain with feedback, one LLM", "feedback", ("chain",), "s"),
+        ("… two LLMs", "fixed", ("chain",), "D"),
+        ("… two LLMs that exchange roles", "exchange", ("chain",), "P"),
     )
     for label, kind, ways, style in series:
         runs = [run for run in results.get((kind, rates[kind]), {}).values() if run["ways"]]
