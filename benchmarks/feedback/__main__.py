@@ -1,4 +1,4 @@
-"""`python -m benchmarks.feedback --out docs/study/feedback`: does feedback between answers pay, at equal tokens?
+"""`python -m benchmarks.feedback --out runs/study-feedback`: does feedback between answers pay, at equal tokens?
 
 Does the runs that are missing, stage by stage (benchmarks/feedback/design.py), one at a time, and prints the tables.
 The same command continues after a kill. `--show` only prints; `--stages N` ends after the first N stages.

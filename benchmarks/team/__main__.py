@@ -1,4 +1,4 @@
-"""`python -m benchmarks.team --out docs/study/team`: what does a team add?
+"""`python -m benchmarks.team --out runs/study-team`: what does a team add?
 
 Does the missing runs, one at a time, and prints the tables. The same command continues after a kill; several processes
 can share a folder. `--show` only prints, `--picture FILE` also draws, `--stages 1` ends after the pilot.

@@ -179,7 +179,7 @@ def _command(name: str, summary: str) -> str:
     records = (parameter.get_help_record(context) for parameter in parsed.params)
     options = [_row((f"`{title}`".replace("|", "\\|"), _text(text))) for title, text in filter(None, records)]
     table = ["| | |", "|---|---|", *options, ""]
-    parts = [f"## cory {name}\n", f"{_text(description, cell=False)}\n", _code(usage, "text"), *table]
+    parts = [f"## cory {name}\n", f"{_text(description, cell=False)}\n", _code(f"Usage: {usage}", "text"), *table]
     return "\n".join([*parts, *([_code(epilogue, "text")] if epilogue else [])])
 
 
