@@ -180,8 +180,7 @@ class TaskDefinition:
         user_template = settings.observer_prompt is not None and not self.keep_separator
         observer_prompt = settings.observer_prompt or self._observer_prompt(prompt, examples, feedback is not None)
         later_columns = frozenset().union(*map(placeholders, (observer_prompt, *settings.role_prompts)))
-        filled = {"reference", *([] if feedback is None else [FEEDBACK_PLACEHOLDER])}
-        columns = placeholders(prompt) | later_columns - filled
+        columns = placeholders(prompt) | later_columns - {"reference", FEEDBACK_PLACEHOLDER}
 
         def read(source: Source | list[Query]) -> list[Query]:
             return source if isinstance(source, list) else self._read(source, columns, graded, name)

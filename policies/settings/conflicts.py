@@ -91,6 +91,8 @@ def _chain(s: DerivedSettings) -> Iterator[str]:
         yield from _roles(s)
     elif agents % policies and policies % agents:
         yield f"num_policies={policies} is neither a divisor nor a multiple of num_agents={agents}. Set one of these."
+    if s.num_agents > 1 and s.feedback is None and FEEDBACK_PLACEHOLDER in placeholders(s.observer_prompt or ""):
+        yield "observer_prompt shows feedback, but the run has none. Set feedback, or remove it from the prompt."
     if s.queries_per_update % s.teams:
         yield f"queries_per_update={s.queries_per_update} is not divisible by the {s.teams} teams. Set a multiple."
     if not isinstance(s.model, str) and len(s.model) != policies:

@@ -186,7 +186,7 @@ class Fields(BaseModel):
     offload_optimizer: bool = computing_setting(False)
     """Keep Adam's moments in CPU memory instead of on the GPU: less GPU memory, slower steps (docs/gpus.md)."""
     gradient_checkpointing: bool = computing_setting(False)
-    """Recompute activations in the backward pass: less memory, about a third more time."""
+    """Recompute activations in the backward pass: less memory, a fifth to a third more time."""
     backend: Literal["vllm", "transformers"] = sampling_setting("vllm" if vllm_installed() else "transformers")
     """Engine that generates responses; default: `vllm` if installed, else `transformers`, which is slower."""
     dtype: Literal["auto", "bf16", "fp32"] = sampling_setting("auto")

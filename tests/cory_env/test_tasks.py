@@ -73,6 +73,10 @@ def test_by_default_the_observer_sees_the_pioneer_s_prompt_after_the_reference(t
 def test_rows_are_held_out_unless_eval_data_is_set(tmp_path: Path) -> None:
     data = write(tmp_path / "rows.jsonl", [{"query": f"q{i}"} for i in range(1, 31)])
     task = make_task("custom", data=data, reward=REWARD)
+    shows_feedback = {
+        "observer_prompt": "{query} {reference} {feedback}"
+    }  # kept by a single agent, which has no feedback
+    assert len(make_task("custom", data=data, reward=REWARD, **shows_feedback).train) == len(task.train)
     assert [query.text for query in task.test] == [f"q{i}" for i in range(3, 31, 3)]
     assert len(task.train) == 20 and [query.id for query in task.train] == list(range(20))
     held_out = write(tmp_path / "held_out.jsonl", [{"query": "other"}])

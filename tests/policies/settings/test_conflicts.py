@@ -70,6 +70,7 @@ GDPO: dict[str, Any] = {
         ),
         ({"select_by": "mean"}, "select_by=mean requires eval_average=true. Set that, or select_by=bare."),
         ({"feedback": "task", "knowledge_transfer": False}, "feedback=task requires num_agents of 2 or more, and know"),
+        ({"observer_prompt": "{query}{reference}{feedback}"}, "observer_prompt shows feedback, but the run has none."),
         ({"num_agents": 1, "select_by": "chain"}, "select_by=chain requires num_agents of 2 or more, and"),
         ({"warmup_updates": 5, "num_updates": 5}, "warmup_updates=5 is not below num_updates=5. Lower it."),
         ({"dynamic_sampling": 3}, "dynamic_sampling=3 requires advantage=rloo, grpo, dr_grpo or gdpo. Set that"),
