@@ -51,7 +51,7 @@ def tune(
     checkpoints (checkpoint_every). Checkpoints are pickles, which can run code: continue only your own searches.
 
     Examples:
-      cory tune imdb-tiny --over exchange_period=1,2,5,10,20,null --seeds 3
+      cory tune imdb-tiny-paper --over exchange_period=1,5,20,null --seeds 3 select_by=chain
       cory tune imdb-tiny --over lr=1e-5,1e-4 --over exchange_period=1,5 --concurrent 2
       cory tune imdb-tiny --over lr=1e-5,1e-4 --out runs/search --continue
 

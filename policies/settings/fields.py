@@ -265,7 +265,8 @@ class Fields(BaseModel):
     """Weight of the KL penalty to the reference policy (eta); 0: training loads no reference and measures no KL."""
     kl_estimator: KLEstimator = learning_setting("k1")
     """KL estimator of the penalty: `k1` or `k3` from the sampled token, `full` over the whole vocabulary; `grpo`,
-    `dr_grpo` and `gdpo` use k3 in the loss. In rewards, only `k1` has the gradient of the KL (docs/algorithms.md)."""
+    `dr_grpo` and `gdpo` require k3, in the loss. In rewards, only `k1` has the gradient of the KL
+    (docs/algorithms.md)."""
     kl_target: float | None = learning_setting(None, gt=0, clone=True)
     """Adapt `kl_coef` so that a response's KL becomes this many nats, 6 in the paper's code; null: it is fixed."""
     kl_horizon: int = learning_setting(10000, ge=1, clone=True)
