@@ -189,8 +189,9 @@ class Health:
     def _role_signs(self, roles: dict[str, dict[str, float]]) -> Iterator[HealthSign]:
         s = self.settings
         comparable = {p.agent for p in s.positions if p.role.has_reward and p.role.own_reward is None}
-        if len(comparable) < 2 or s.stop_in_training:
+        if len(comparable) < 2 or s.stop_in_training or s.reward_scope == "last":
             return
+        advice = " With a shorter exchange_period both LLMs learn both roles." if len(s.policy_ids) > 1 else ""
         (pioneer, pioneer_metrics), *later = (item for item in roles.items() if item[0] in comparable)
         for role, metrics in later:
             effect = effect_size(metrics, pioneer_metrics)
@@ -207,7 +208,7 @@ class Health:
             if abs(effect) > MAX_ROLE_GAP:
                 text = (
                     f"The {role if effect > 0 else pioneer} has far higher rewards ({role}: {rewards}; up to "
-                    f"{MAX_ROLE_GAP:g} are normal). With a shorter exchange_period both LLMs learn both roles."
+                    f"{MAX_ROLE_GAP:g} are normal).{advice}"
                 )
                 yield HealthSign("one_sided", role, text)
 

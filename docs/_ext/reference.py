@@ -206,12 +206,14 @@ def metrics() -> str:
 
 
 def api() -> str:
-    """The public names of `cory_rllib`, and the decorators for rewards, with their docstrings."""
+    """The public names of `cory_rllib`, the decorators for rewards and the environment, with their docstrings."""
+    from cory_env import cory_v0
     from cory_env.rewards import prepared
 
     objects = {name: getattr(cory_rllib, name) for name in sorted(cory_rllib.__all__, key=str.lower)}
     objects |= {f"cory_env.rewards.prepared.{name}": getattr(prepared, name) for name in ("prepare_with", "check_with")}
-    return "\n".join(_entry(name, value) for name, value in objects.items()).strip()
+    environment = f"### cory_env.cory_v0\n\n{_code(inspect.cleandoc(cory_v0.__doc__ or ''), 'text')}"
+    return "\n".join([*(_entry(name, value) for name, value in objects.items()), environment]).strip()
 
 
 def _entry(name: str, value: Any) -> str:
@@ -285,7 +287,7 @@ def _report() -> Iterator[tuple[str, str]]:
     (report,) = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == "Report"]
     for entry, text in pairwise(report.body):
         if isinstance(entry, ast.AnnAssign) and isinstance(entry.target, ast.Name) and isinstance(text, ast.Expr):
-            yield entry.target.id, str(ast.literal_eval(text.value)).replace("|", "\\|")
+            yield entry.target.id, str(ast.literal_eval(text.value))
 
 
 def _text(text: str | None, *, cell: bool = True) -> str:

@@ -191,6 +191,17 @@ def test_roles_are_not_compared_if_later_ones_answer_only_what_was_not_solved(
     assert signs({"health": warnings}) == expected
 
 
+@pytest.mark.parametrize("settings", [{"credit": "chain", "reward_scope": "last"}, {"num_policies": 1}])
+def test_roles_are_compared_if_both_are_rewarded_and_with_advice_for_two_llms_only(settings: dict[str, Any]) -> None:
+    roles = {
+        "pioneer": {"task_reward": 0.0, "task_reward_std": 0.1},
+        "observer": {"task_reward": 1.0, "task_reward_std": 0.1},
+    }
+    warnings = observe_thrice(Health(make_settings(settings)), {"update": 1, "policy": {}, "role": roles}, {})
+    texts = [warning["text"] for warning in warnings]
+    assert len(texts) == ("num_policies" in settings) and not any("both LLMs" in text for text in texts)
+
+
 def test_the_end_of_sequence_rate_of_the_few_chains_that_reached_a_role_may_be_0_by_chance() -> None:
     varied = {role: {"task_reward": 1.0, "task_reward_std": 1.0} for role in ROLES}
     active = {}
