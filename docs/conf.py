@@ -4,8 +4,7 @@ import sys
 from importlib.metadata import version as package_version
 from pathlib import Path
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent), str(HERE / "_ext")]
+sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 
 project = "CORY on RLlib"
 author = "the authors of CORY on RLlib"

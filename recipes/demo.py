@@ -35,7 +35,7 @@ from recipes.sums import is_working
 
 PRETRAINING = (
     "The bundled model drafts-llama-tiny (0.3 M parameters) was pre-trained to add three numbers in one step, badly,\n"
-    "or to write working for the first step, such as 109+035 for 48+61+35, and to use what another agent wrote before."
+    "or to write an intermediate step, such as 109+035 for 48+61+35, and to use what another agent wrote before."
 )
 UNTRAINED, SINGLE, CHAIN = "untrained", "single", "chain"
 SINGLE_LABEL, CHAIN_LABEL = "single agent", "chain, last answer"
@@ -241,7 +241,7 @@ def example(queries: Sequence[str], probes: Mapping[str, Probe]) -> str:
 
 def _chain_answers(sample: Mapping[str, Any]) -> str:
     first = sample["first"]["text"]
-    draft = f"{first} (working)" if is_working(first) else first
+    draft = f"{first} (a step)" if is_working(first) else first
     return f"pioneer {draft}, observer {_answer(sample['second'])}"
 
 

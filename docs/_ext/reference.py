@@ -255,7 +255,7 @@ def _signature(function: Any) -> str:
         for parameter in signature.parameters.values()
     ]
     result = _Annotation(signature.return_annotation)
-    text = str(signature.replace(parameters=parameters, return_annotation=signature.empty))
+    text = str(signature.replace(parameters=parameters, return_annotation=signature.empty)).replace("'", '"')
     if len(text) > 100:
         lines = re.split(r", (?=[*\w]+(?:[:,=]|$))", text[1:-1])
         text = "\n    ".join(["(", *(f"{line}," for line in lines)]) + "\n)"

@@ -84,7 +84,8 @@ def evaluate(
         raise CommandError(f"--checkpoint requires a run, but {target} is a model.")
     run_checkpoint = run.checkpoints.choose(checkpoint, POLICIES) if run else None
     if against is not None:
-        if unused := [*(words or ()), *(["--agents"] if agents else []), *(["--solved-at"] if solved_at else [])]:
+        options = {"--agents": agents, "--solved-at": solved_at}
+        if unused := [*(words or ()), *(name for name, value in options.items() if value is not None)]:
             raise CommandError(f"--against plays both runs with their own settings, so it can't use {unused[0]}.")
         return _evaluate_against(context, target, against, checkpoint, split, queries, samples, out, quiet, debug)
     settings = target_settings(target, run, parse_overrides(words or ()), agents)

@@ -69,8 +69,8 @@ def test_the_example_is_a_query_that_only_the_trained_chain_answers_right() -> N
     assert example(["1+1+1", "48+61+35", "2+2+2"], probes).splitlines() == [
         "An example in which they differ, 48+61+35:",
         "  single agent, trained   143 (wrong)",
-        "  chain, untrained        pioneer 109+035 (working), observer 141 (wrong)",
-        "  chain, trained          pioneer 109+035 (working), observer 144 (right)",
+        "  chain, untrained        pioneer 109+035 (a step), observer 141 (wrong)",
+        "  chain, trained          pioneer 109+035 (a step), observer 144 (right)",
     ]
     without_contrast = {name: probe(0.5, wrong, right) for name in probes}
     assert example(["1+1+1", "2+2+2"], without_contrast).startswith("For example 2+2+2:")

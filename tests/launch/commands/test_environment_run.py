@@ -65,8 +65,9 @@ def test_a_run_on_an_environment(cory_forked: Cory, tmp_path: Path, game: None) 
         outcomes = [sum(value > 0 for value in returns) / 6, returns.count(0.0) / 6, sum(v < 0 for v in returns) / 6]
         assert [figures[name]["mean"] for name in ("win", "draw", "loss")] == pytest.approx(outcomes)
     assert "win" in against.stdout and "as second" in against.stdout
-    refused = cory_forked("evaluate", "run", "temperature=0.5", "--against", "base")
-    assert refused.returncode == 2 and "so it can't use temperature=0.5" in refused.stderr
+    for unused in ("temperature=0.5", "--solved-at=0"):
+        refused = cory_forked("evaluate", "run", unused, "--against", "base")
+        assert refused.returncode == 2 and f"so it can't use {unused.removesuffix('=0')}." in refused.stderr
 
     played = cory_forked("generate", "run", "7", "--json", "--samples", "2")
     assert played.returncode == 0, played.stderr
