@@ -76,6 +76,7 @@ def measure(options: argparse.Namespace, path: str) -> None:
         grad_clip=1.0,
         kl_coef=0.3,
         kl_estimator="k1",
+        old_logprobs="learner",
         kl_target=None,
         kl_horizon=10_000,
         reward_scaling="none",

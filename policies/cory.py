@@ -155,13 +155,16 @@ class Cory(TemporaryLogdir, Algorithm):
             self.scheduler.prefetch(update + 1, mapping.rotated() if exchange_next else mapping)
 
         with timer.phase("learn"):
-            # 2. Score: every LLM computes log-probabilities of its own responses, and with a KL the reference's.
-            scores = self.learners.score(rows, keep=True, reference=s.trains_with_reference)
+            # 2. Score: every LLM computes log-probabilities of its own responses, unless those of the sampler or of
+            # the training pass serve as well, and with a KL the reference's.
+            scores_policy = s.hyperparameters.scores_policy
+            scores = self.learners.score(rows, keep=True, reference=s.trains_with_reference, policy=scores_policy)
             scored = {policy_id: part.with_scores(scores[policy_id]) for policy_id, part in rows.items()}
 
             # 3. Assign credit, then estimate advantages.
             trained = [policy_id for policy_id in rows if policy_id in self.estimators]
-            self.sync_check.check_update(scored, rollout, update)
+            if scores_policy:
+                self.sync_check.check_update(scored, rollout, update)
             credit, weights = s.credit_assignment, s.gdpo_weights
             rewards = assign_credit(scored, credit, self.estimators)
             parts = assign_part_credit(scored, credit, self.estimators, weights) if weights else {}
@@ -181,6 +184,8 @@ class Cory(TemporaryLogdir, Algorithm):
             for policy_id in trained:
                 self.estimators[policy_id].update_kl_coef(estimates[policy_id].kl)
         log_update(self.metrics, rollout, policy_metrics, results, s)
+        if not scores_policy:
+            self.sync_check.check_training(policy_metrics, rollout, update)
         self.updates += 1
         self.updates_since_exchange += 1
 

@@ -246,8 +246,8 @@ def collapse_signs(
 
 
 def token_kl(metrics: Mapping[str, float]) -> float:
-    """KL to the reference per response token, in nats; NaN without a reference or responses."""
-    return metrics["kl"] / max(metrics["response_length"], 1.0)
+    """KL to the reference per response token, in nats, estimated (`kl_k3`) if it is not known; NaN without any."""
+    return metrics.get("kl_k3", metrics["kl"]) / max(metrics["response_length"], 1.0)
 
 
 def all_equal(roles: Mapping[str, Mapping[str, float]]) -> bool:

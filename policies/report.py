@@ -17,7 +17,14 @@ from ray.rllib.utils.metrics import (
 )
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
-from policies.learning.metrics import NO_METRICS, RESPONSE_METRICS, compute_metrics, mean_metrics
+from policies.learning.metrics import (
+    LOGPROB_DIFF,
+    NO_METRICS,
+    RESPONSE_METRICS,
+    SAMPLER_METRICS,
+    compute_metrics,
+    mean_metrics,
+)
 from policies.learning.rows import ScoredRows
 from policies.rollout.episodes import Rollout
 from policies.rollout.role_mapping import RoleMapping
@@ -30,8 +37,8 @@ _COUNTERS = (
 )
 """Counters of a rollout that are reported unchanged; `truncated_episodes` only with `env`."""
 LOGPROB_DIFFS = ("logprob_diff_mean", "logprob_diff_max")
-ROLE_METRICS = (*RESPONSE_METRICS, "task_reward_std", "thought_cut_rate", "explained_variance")
-"""Reported metrics of a role; `thought_cut_rate` only with `thinking`, `explained_variance` only with a critic."""
+ROLE_METRICS = (*RESPONSE_METRICS, "kl_k3", "task_reward_std", "thought_cut_rate", "explained_variance")
+"""Metrics of a role that are reported if they exist."""
 
 
 class Report(TypedDict):
@@ -108,7 +115,8 @@ def log_update(
     metrics.log_value((ENV_RUNNER_RESULTS, EPISODE_RETURN_MEAN), returns, window=1)
     steps = sum(len(agent) for episode in rollout.episodes for agent in episode.agent_episodes.values())
     metrics.log_value((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), steps, reduce="lifetime_sum")
-    keys = (*settings.hyperparameters.loss_metrics, "grad_norm")
+    h = settings.hyperparameters
+    keys = (*h.loss_metrics, "grad_norm", *(() if h.scores_policy else (*SAMPLER_METRICS, *LOGPROB_DIFF)))
     for policy_id, values in policy_metrics.items():
         metrics.log_dict(values, key=(LEARNER_RESULTS, policy_id), window=1)
         values |= {key: float(metrics.peek((LEARNER_RESULTS, policy_id, key))) for key in keys}

@@ -110,7 +110,7 @@ class SyncCheck:
             self._starts[policy_id] = max(start, self._starts.get(policy_id, start))
 
     def check_update(self, rows: Mapping[str, ScoredRows], rollout: Rollout, update: int) -> None:
-        """Checks an update's responses if sampler and learner should have the same weights.
+        """Checks an update's scored responses if sampler and learner should have the same weights.
 
         Args:
             update: its index from 0, which is the version of the learner's weights.
@@ -118,6 +118,32 @@ class SyncCheck:
         if rollout.counters["version"] == update:
             for policy_id, policy_rows in rows.items():
                 self.check_rows(policy_id, policy_rows)
+
+    def check_training(self, metrics: Mapping[str, dict[str, float]], rollout: Rollout, update: int) -> None:
+        """`check_update` for policies that did not score their responses, by the first mini-batch of their training.
+
+        Args:
+            metrics: policy id → training metrics; those that are not reported are removed.
+        """
+        for policy_id, values in metrics.items():
+            diff = LogprobDiff(
+                values["logprob_diff_mean"], values.pop("logprob_diff_std"), int(values.pop("logprob_diff_tokens"))
+            )
+            if rollout.counters["version"] == update and diff.tokens:
+                self._check(policy_id, diff)
+
+    def check_rows(self, policy_id: str, rows: ScoredRows) -> None:
+        """Checks rows that were sampled and scored with the same weights.
+
+        Skips frozen models, which no learner has, and rows with non-finite log-probabilities of the learner, for which
+        the update raises `NonFiniteUpdate`.
+        """
+        if policy_id not in self.settings.frozen_models and rows.logprobs.isfinite().all():
+            self._check(policy_id, LogprobDiff.measure(rows, rows.logprobs))
+
+    def _check(self, policy_id: str, diff: LogprobDiff) -> None:
+        check_diff(policy_id, diff, self._starts.get(policy_id), self._dtype(policy_id), self.settings)
+        self._starts.setdefault(policy_id, diff)
 
     def check_trained_weights(self) -> None:
         """Checks the first trained weights with `max_lag`, when no update's responses are sampled with them."""
@@ -128,18 +154,6 @@ class SyncCheck:
                 scores = self.learners.score({policy_id: rows}, reference=False)[policy_id]
                 self.check_rows(policy_id, rows.with_scores(scores))
             self._checked_learned = True
-
-    def check_rows(self, policy_id: str, rows: ScoredRows) -> None:
-        """Checks rows that were sampled and scored with the same weights.
-
-        Skips frozen models, which no learner has, and rows with non-finite log-probabilities of the learner, for which
-        the update raises `NonFiniteUpdate`.
-        """
-        if policy_id in self.settings.frozen_models or not rows.logprobs.isfinite().all():
-            return
-        diff = LogprobDiff.measure(rows, rows.logprobs)
-        check_diff(policy_id, diff, self._starts.get(policy_id), self._dtype(policy_id), self.settings)
-        self._starts.setdefault(policy_id, diff)
 
     def _probe(self, policy_id: str) -> LogprobDiff:
         prompts = self._prompts(policy_id)

@@ -4,10 +4,12 @@ METRIC_DOCS = {
     "task_reward": "Mean task reward of the responses, before `credit` and `reward_scaling`.",
     "kl": "Mean KL to the reference policy per response, in nats, summed over tokens and computed over the whole "
     "vocabulary. Policy and reference are given the same prompt. Not in `last_response`.",
+    "kl_k3": "Only in training, in place of `kl` if policies do not score their responses (`old_logprobs`): the KL "
+    "estimated by k3 from the sampled tokens.",
     "bare_kl": "Only in `last_response`: KL if the reference is given the bare query, estimated from the sampled "
     "tokens. In files of earlier versions it is named `kl`.",
-    "combined_reward": "Mean of task reward minus `eval_kl_coef` times KL (in `last_response`: `bare_kl`). It "
-    "selects the best checkpoint.",
+    "combined_reward": "Mean of task reward minus `eval_kl_coef` times KL (in `last_response`: `bare_kl`; in place of "
+    "`kl`, `kl_k3`). It selects the best checkpoint.",
     "response_length": "Mean response length, in tokens.",
     "eos_rate": "Share of responses that end with a stop token, not at the length limit.",
     "repetition": "Share of a response's pairs of adjacent tokens that occur earlier in it.",
@@ -17,8 +19,10 @@ METRIC_DOCS = {
     "computed like `kl`.",
     "chain_tokens": "In `final.json` and evaluations, if chains can stop: tokens that a chain generated for a query.",
     "task_reward_std": "Standard deviation of the task reward over responses.",
-    "entropy": "Mean entropy of the policy over the vocabulary, in nats per token.",
-    "logprob_diff_mean": "Mean |sampler − learner| log-probability per token; near 0 if engine and learner agree.",
+    "entropy": "Mean entropy of the policy over the vocabulary, in nats per token; with `kl_k3`, estimated from the "
+    "sampled tokens.",
+    "logprob_diff_mean": "Mean |sampler − learner| log-probability per token; near 0 if engine and learner agree. "
+    "If policies do not score their responses, of the first mini-batch.",
     "logprob_diff_max": "Maximum |sampler − learner| log-probability per token.",
     "importance_sampling_ratio": "Mean ratio of the learner's to the sampler's probability per token, before "
     "`importance_sampling_clip_max`.",

@@ -66,6 +66,8 @@ class Curve(NamedTuple):
             "bare": ("validation", metric, self.policy, ""),
             "last": ("validation", metric, "", LAST_RESPONSE),
         }
+        if metric == "kl" and self.metrics.get(*keys["train"]).isna().all():  # the policy did not score its responses
+            keys["train"] = ("train", "kl_k3", *keys["train"][2:])
         frames = {kind: mean_over_seeds(self.metrics.get(*keys[kind])) for kind in KIND_LABELS if kind in self.kinds}
         return {kind: frame for kind, frame in frames.items() if frame["mean"].notna().any()}
 

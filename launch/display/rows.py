@@ -64,7 +64,7 @@ class RowFormatter:
         return self._arrow.join(policy_ids) + f" +{other_teams}" * (other_teams > 0)
 
     def _groups(self, figures: Mapping[str, MetricValues]) -> list[MetricValues]:
-        groups = [figures[name] for name in self._policy_ids]
+        groups = [with_shown_kl(figures[name]) for name in self._policy_ids]
         return groups if len(groups) <= MAX_POLICIES else [mean_over_policies(groups)]
 
     def _row(self, line: Update, label: str, groups: Sequence[MetricValues], style: str = "") -> Text:

@@ -157,8 +157,12 @@ def to_json(value: object) -> object:
 
 
 def with_shown_kl(metrics: Mapping[str, T]) -> dict[str, T]:
-    """Returns metrics with the KL to show as `kl`: of last answers `bare_kl`, which earlier versions named `kl`."""
-    return {**metrics, "kl": metrics["bare_kl"]} if "bare_kl" in metrics else {**metrics}
+    """Returns metrics with the KL to show as `kl`: of last answers `bare_kl`, which earlier versions named `kl`.
+
+    Of training responses that the policy did not score, it is `kl_k3`.
+    """
+    shown = next((name for name in ("bare_kl", "kl_k3") if name in metrics), "kl")
+    return {**metrics, "kl": metrics[shown]}
 
 
 def flatten(record: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, float | None]]:

@@ -76,9 +76,10 @@ class AdvantageEstimator:
     def _kl(self, rows: Rows) -> Tensor:
         """The KL to the reference at each token, by `kl_estimator`; `[B, R]`, 0 without reference scores."""
         h = self.hyperparameters
-        if not isinstance(rows, ScoredRows) or rows.reference_logprobs is None or rows.full_kl is None:
+        if not isinstance(rows, ScoredRows) or rows.reference_logprobs is None:
             return torch.zeros_like(rows.mask)
         if h.kl_estimator == "full":
+            assert rows.full_kl is not None, "scored with the policy"
             return rows.full_kl
         return token_ppo.sampled_kl(rows.logprobs, rows.reference_logprobs, h.kl_estimator) * rows.mask
 

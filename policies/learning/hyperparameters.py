@@ -9,6 +9,7 @@ Advantage = Literal["gae", "rloo", "grpo", "dr_grpo", "gdpo", "reinforce"]
 RewardScope = Literal["all", "last"]
 KLEstimator = Literal["full", "k1", "k3"]
 Loss = Literal["ppo", "gspo", "cispo"]
+OldLogprobs = Literal["learner", "sampler"]
 ImportanceSamplingMode = Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
 Overlong = Literal["keep", "mask", "penalty"]
 
@@ -44,6 +45,7 @@ class Hyperparameters:
     advantage: Advantage
     gamma: float
     lam: float
+    old_logprobs: OldLogprobs
     loss: Loss
     clip_ratio: float | None
     clip_ratio_high: float | None
@@ -89,6 +91,20 @@ class Hyperparameters:
     def kl_in_loss(self) -> bool:
         """Whether the KL penalty is a term of the loss instead of the reward."""
         return self.advantage in ("grpo", "dr_grpo", "gdpo")
+
+    @property
+    def scores_policy(self) -> bool:
+        """Whether a policy scores its responses before it trains on them, for the sake of the old log-probabilities."""
+        return self.old_logprobs == "learner" and not self.single_pass
+
+    @property
+    def single_pass(self) -> bool:
+        """Whether old log-probabilities are those of the training pass itself, in updates of a single optimizer step.
+
+        A critic and a KL in the reward need a pass before it.
+        """
+        needed = self.critic or (self.kl_coef > 0 and not self.kl_in_loss)
+        return self.old_logprobs == "learner" and self.num_epochs * self.steps == 1 and not needed
 
     @property
     def clip_range(self) -> tuple[float, float]:

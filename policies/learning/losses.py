@@ -6,19 +6,64 @@ the weights being trained, `old_logprobs` under those before the update. docs/al
 Two corrections meet in a policy loss, and each applies once. The *ratio* ρ = exp(logprobs - old_logprobs) is for the
 optimizer steps of an update: `old_logprobs` are the learner's before the first one. The *importance sampling weight* is
 for what happened before: the learner's `old_logprobs` against those of the engine that sampled the tokens. The policy
-loss is multiplied by it; the value loss, the KL and the entropy are not.
+loss is multiplied by it; the value loss, the KL and the entropy are not. With the setting `old_logprobs=sampler`, the
+ratio is to the engine's log-probabilities and corrects for both; then there are no weights.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
+from policies.learning import token_ppo
 from policies.learning.hyperparameters import Hyperparameters
 from policies.learning.rows import TrainRows
 
 LOG_RATIO_LIMIT = 20.0
 """Bound of |log ρ|, as in verl. Without it, exp overflows in fp32, and the gradient of a clipped token would be NaN."""
+
+
+def total_loss(
+    outputs: tuple[Tensor, Tensor | None, Tensor | None], rows: TrainRows, h: Hyperparameters, kl_coef: float = 0.0
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss of rows, *summed* over response tokens with their weights (`token_weights`).
+
+        w · L_policy                           without a critic
+        w · L_policy + value_coef · L_value    with a critic
+        w · L_policy + kl_coef · k3            with the KL in the loss (GRPO, Dr. GRPO)
+        ... - entropy_coef · H                 with an entropy bonus
+
+    w are the importance sampling weights.
+
+    Args:
+        outputs: log-probabilities, values and entropy under the weights being trained (`PolicyModel.forward`).
+
+    Returns:
+        The loss, a scalar; and the sums over tokens of each of `Hyperparameters.loss_metrics` and of the loss,
+        detached.
+    """
+    logprobs, values, entropy = outputs
+    if h.single_pass:
+        rows = replace(rows, logprobs=logprobs.detach())
+    policy_losses, clipped = policy_loss(logprobs, rows, h)
+    weights, out_of_bounds = importance_sampling_weights(rows, h)
+    by_token = token_weights(rows.mask, h)
+    loss = (policy_losses * weights * by_token).sum()
+    shares = {name: (tokens * by_token).sum() for name, tokens in {**clipped, **out_of_bounds}.items()}
+    sums = {"policy_loss": loss.detach(), **shares}
+    if values is not None:
+        assert rows.values is not None and rows.returns is not None, "scored with a critic"
+        value_loss = (token_ppo.value_loss(values, rows.values, rows.returns, h.value_clip) * by_token).sum()
+        sums["value_loss"] = value_loss.detach()
+        loss = loss + h.value_coef * value_loss
+    if h.kl_in_loss and rows.reference_logprobs is not None:
+        kl = token_ppo.sampled_kl(logprobs, rows.reference_logprobs, "k3")
+        loss = loss + (kl_coef * kl * by_token).sum()
+    if entropy is not None:
+        loss = loss - h.entropy_coef * (entropy * by_token).sum()
+    return loss, {**sums, "loss": loss.detach()}
 
 
 def policy_loss(logprobs: Tensor, rows: TrainRows, h: Hyperparameters) -> tuple[Tensor, dict[str, Tensor]]:

@@ -18,9 +18,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from policies.learning import losses, stored_policy, token_ppo
+from policies.learning import losses, stored_policy
 from policies.learning.forward.prefix_tree import Layout, Paths
 from policies.learning.hyperparameters import Hyperparameters
+from policies.learning.metrics import LOGPROB_DIFF, SAMPLER_METRICS, compare_logprobs
 from policies.learning.offloaded_adam import OffloadedAdamW
 from policies.learning.policy_model import VALUE_HEAD, PolicyModel
 from policies.learning.ranks import Ranks
@@ -90,6 +91,14 @@ class PolicyLearner:
         columns = map(torch.clone, scores.cpu())  # a view would be sent with the whole tensor
         return Scores(**dict(zip(names, columns, strict=True)))
 
+    def score_reference(self, rows: Rows) -> Scores:
+        """Scores rows with the reference alone: their log-probabilities are the sampler's. All ranks must call it."""
+        scores = torch.zeros_like(rows.mask, device=self.model.device)
+        for index, micro_batch, layout in self._micro_batches(rows):
+            logprobs = self.model.score_reference(micro_batch, layout)
+            scores[index, : logprobs.shape[1]] = logprobs[: len(index)].to(scores.dtype)
+        return Scores(rows.sampler_logprobs, reference_logprobs=self.ranks.sum(scores).cpu())
+
     def score_under(self, weights: Mapping[str, np.ndarray], rows: Rows) -> Scores:
         """Scores rows with other weights, without the reference, and restores the current ones.
 
@@ -119,26 +128,37 @@ class PolicyLearner:
 
         Returns:
             Means over response tokens (`losses.token_weights`) of `Hyperparameters.loss_metrics` and the total `loss`.
-            Mean over optimizer steps of `grad_norm`, before clipping. The update's `lr`.
+            Mean over optimizer steps of `grad_norm`, before clipping. The update's `lr`. If the policy did not score
+            the rows, `compare_logprobs` of the first mini-batch, before its optimizer step, or NaN if there was none.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = self.hyperparameters.lr_at(update)
-        weight, norms = 0.0, []
+        weight = 0.0
+        norms: list[float] = []
         steps = math.ceil(Fraction(self.hyperparameters.steps * len(rows), num_scored or max(len(rows), 1)))
         totals = torch.zeros(len(self._sum_names), dtype=torch.float64, device=self.model.device)
+        sampler_metrics = dict.fromkeys((*SAMPLER_METRICS, *LOGPROB_DIFF), math.nan) | {"logprob_diff_tokens": 0.0}
         self.model.train()
         for epoch in range(self.hyperparameters.num_epochs):
             for index in self._minibatches(rows, update, epoch, steps):
                 if not len(index):  # there are fewer rows than mini-batches, as rewards failed
                     continue
-                weight += self._accumulate(rows.select(index), kl_coef, totals)
+                minibatch = rows.select(index)
+                logprobs = None
+                if not self.hyperparameters.scores_policy and not norms:
+                    logprobs = torch.zeros_like(minibatch.mask, device=self.model.device)
+                weight += self._accumulate(minibatch, kl_coef, totals, logprobs)
                 norm = self._clip_gradients()
                 if not np.isfinite(norm):
                     raise NonFiniteUpdate(self.name, update + 1, rows)
+                if logprobs is not None:
+                    compared = compare_logprobs(minibatch, self.ranks.sum(logprobs).cpu())
+                    sampler_metrics = {name: float(value) for name, value in compared.items()}
                 norms.append(norm)
                 self.optimizer.step()
         means = (self.ranks.sum(totals) / max(weight, 1.0)).tolist()
         step_metrics = {"grad_norm": sum(norms) / max(len(norms), 1), "lr": self.hyperparameters.lr_at(update)}
+        step_metrics |= {} if self.hyperparameters.scores_policy else sampler_metrics
         return {**dict(zip(self._sum_names, means, strict=True)), **step_metrics}
 
     def _minibatches(self, rows: Rows, update: int, epoch: int, steps: int | None = None) -> Iterator[Tensor]:
@@ -175,15 +195,22 @@ class PolicyLearner:
             index = index if number < len(own) else index[:0]
             yield send(index, device), micro_batch, paths.layout(packs).to(device)
 
-    def _accumulate(self, minibatch: TrainRows, kl_coef: float, totals: Tensor) -> float:
+    def _accumulate(
+        self, minibatch: TrainRows, kl_coef: float, totals: Tensor, logprobs: Tensor | None = None
+    ) -> float:
         """Computes the gradient of a mini-batch's mean loss per token, micro-batch by micro-batch, over all ranks.
 
-        Adds this rank's sums from `loss` to `totals`. Returns the weight of the mini-batch's tokens.
+        Adds this rank's sums from `loss` to `totals`, and writes its log-probabilities into `logprobs`, `[B, R]`.
+        Returns the weight of the mini-batch's tokens.
         """
-        weight = float(losses.token_weights(minibatch.mask, self.hyperparameters).sum())
+        h = self.hyperparameters
+        weight = float(losses.token_weights(minibatch.mask, h).sum())
         self.optimizer.zero_grad(set_to_none=True)
         for index, micro_batch, layout in self._micro_batches(minibatch):
-            loss, sums = self.loss(micro_batch, kl_coef, layout)
+            outputs = self.model(micro_batch, layout, with_entropy=h.entropy_coef > 0)
+            if logprobs is not None:
+                logprobs[index, : outputs[0].shape[1]] = outputs[0].detach()[: len(index)].to(logprobs.dtype)
+            loss, sums = losses.total_loss(outputs, micro_batch, h, kl_coef)
             counts = bool(len(index))
             (loss / weight * counts).backward()
             totals += torch.stack([sums[name] for name in self._sum_names]) * counts
@@ -194,39 +221,9 @@ class PolicyLearner:
     def loss(
         self, rows: TrainRows, kl_coef: float = 0.0, layout: Layout | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss, *summed* over response tokens with their weights (`losses.token_weights`).
-
-            w · L_policy                           without a critic
-            w · L_policy + value_coef · L_value    with a critic
-            w · L_policy + kl_coef · k3            with the KL in the loss (GRPO, Dr. GRPO)
-            ... - entropy_coef · H                 with an entropy bonus
-
-        w are the importance sampling weights; the terms are defined in `losses` and `token_ppo`.
-
-        Returns:
-            The loss, a scalar; and the sums over tokens of each of `Hyperparameters.loss_metrics` and of the loss,
-            detached.
-        """
-        h, mask = self.hyperparameters, rows.mask
-        logprobs, values, entropy = self.model(rows, layout, with_entropy=h.entropy_coef > 0)
-        policy_losses, clipped = losses.policy_loss(logprobs, rows, h)
-        weights, out_of_bounds = losses.importance_sampling_weights(rows, h)
-        token_weights = losses.token_weights(mask, h)
-        loss = (policy_losses * weights * token_weights).sum()
-        shares = {name: (tokens * token_weights).sum() for name, tokens in {**clipped, **out_of_bounds}.items()}
-        sums = {"policy_loss": loss.detach(), **shares}
-        if values is not None:
-            assert rows.values is not None and rows.returns is not None, "scored with a critic"
-            errors = token_ppo.value_loss(values, rows.values, rows.returns, h.value_clip)
-            value_loss = (errors * token_weights).sum()
-            sums["value_loss"] = value_loss.detach()
-            loss = loss + h.value_coef * value_loss
-        if h.kl_in_loss and rows.reference_logprobs is not None:
-            kl = token_ppo.sampled_kl(logprobs, rows.reference_logprobs, "k3")
-            loss = loss + (kl_coef * kl * token_weights).sum()
-        if entropy is not None:
-            loss = loss - h.entropy_coef * (entropy * token_weights).sum()
-        return loss, {**sums, "loss": loss.detach()}
+        """The loss of rows and its terms (`losses.total_loss`)."""
+        h = self.hyperparameters
+        return losses.total_loss(self.model(rows, layout, with_entropy=h.entropy_coef > 0), rows, h, kl_coef)
 
     def _clip_gradients(self) -> float:
         """Clips the gradients to `grad_clip` by their global norm; returns the norm before clipping."""

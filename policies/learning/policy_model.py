@@ -130,6 +130,7 @@ class PolicyModel(nn.Module):
             register_fsdp_forward_method(self.value_head, "values")
         shard(self, transformer_blocks(self.lm), mesh, None if has_base else forward_dtype)
         register_fsdp_forward_method(self, "score")
+        register_fsdp_forward_method(self, "score_reference")
         register_fsdp_forward_method(self, "own_logprobs")
         load_sharded(self.lm, self.path, self.trust_remote_code, mesh)
         if not has_reference:
@@ -225,15 +226,23 @@ class PolicyModel(nn.Module):
         """
         layout = self._layout(rows) if layout is None else layout
         policy, values = self._forward_layout(self.lm, layout, self.critic)
-        reference_logits = None
-        if reference:
-            lm = self.reference()
-            with adapters_disabled(self.lm) if lm is self.lm else nullcontext():
-                reference_logits, _ = self._forward_layout(lm, layout)
+        reference_logits = self._forward_reference(layout) if reference else None
         tokens = rows.responses[layout.rows, layout.positions]
         scores = score_logits(policy, reference_logits, layout.sources, tokens, self.temperature)
         spread = partial(_spread, layout=layout, like=rows.mask)
         return replace(Scores(*map(spread, scores)), values=None if values is None else spread(values))
+
+    @torch.no_grad()
+    def score_reference(self, rows: Rows, layout: Layout) -> Tensor:
+        """The reference's log-probabilities of the responses; `[B, R]`, fp32, 0 outside the response mask."""
+        tokens = rows.responses[layout.rows, layout.positions]
+        logprobs, _ = token_logprobs(self._forward_reference(layout), layout.sources, tokens, self.temperature)
+        return _spread(logprobs, layout, rows.mask)
+
+    def _forward_reference(self, layout: Layout) -> Tensor:
+        lm = self.reference()
+        with adapters_disabled(self.lm) if lm is self.lm else nullcontext():
+            return self._forward_layout(lm, layout)[0]
 
     @torch.no_grad()
     def own_logprobs(self, row: Tensor, length: int) -> Tensor:

@@ -39,10 +39,10 @@ class Columns:
 class Scores(Columns):
     """Scores of responses with the weights before the update, zero outside the mask (`PolicyLearner.score`)."""
 
-    logprobs: Tensor  # fp32 [B, R]
-    entropy: Tensor  # fp32 [B, R]
+    logprobs: Tensor  # fp32 [B, R]; the sampler's if the policy did not score them
+    entropy: Tensor | None = None  # fp32 [B, R]; None: the policy did not score them
     reference_logprobs: Tensor | None = None  # fp32 [B, R]; None: scored without the reference
-    full_kl: Tensor | None = None  # fp32 [B, R], to the reference over the whole vocabulary; None: without it
+    full_kl: Tensor | None = None  # fp32 [B, R], to the reference over the whole vocabulary; None: unknown
     values: Tensor | None = None  # fp32 [B, R], the critic's before each token; None: no critic
 
 

@@ -43,17 +43,22 @@ class Learners(LearnerGroup):
         super().__init__(config=config, **kwargs)
         self.timeout: float = config.settings.learner_timeout  # timeout of a call to a remote learner, in seconds
 
-    def score(self, rows: dict[str, Rows], *, keep: bool = False, reference: bool = True) -> dict[str, Scores]:
+    def score(
+        self, rows: dict[str, Rows], *, keep: bool = False, reference: bool = True, policy: bool = True
+    ) -> dict[str, Scores]:
         """Scores the rows of every policy; see `PolicyLearner.score`, and `frozen_scores` for frozen models.
 
         Args:
             keep: keep the rows and their scores in the learners, for `learn`.
+            policy: score with the policies; if not, only with the reference (`PolicyLearner.score_reference`).
         """
         policy_ids = self.config.settings.policy_ids
         trained = {name: part for name, part in rows.items() if name in policy_ids}
         frozen = {name: frozen_scores(part, reference) for name, part in rows.items() if name not in policy_ids}
         shared = self._shared(trained)
-        results = self.call_all(lambda learner: learner.score(fetch(shared), keep=keep, reference=reference))
+        results = self.call_all(
+            lambda learner: learner.score(fetch(shared), keep=keep, reference=reference, policy=policy)
+        )
         return {policy_id: scores for result in results for policy_id, scores in result.items()} | frozen
 
     def learn(self, estimates: dict[str, Estimates], update: int, kl_coefs: dict[str, float]) -> list[dict[str, Any]]:

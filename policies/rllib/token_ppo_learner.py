@@ -86,17 +86,26 @@ class TokenPPOLearner(TorchLearner):
     def _make_modules_ddp_if_necessary(self) -> None:
         """Does nothing: `PolicyLearner` broadcasts weights and sums gradients itself."""
 
-    def score(self, rows: dict[str, Rows], *, keep: bool = False, reference: bool = True) -> dict[str, Scores]:
+    def score(
+        self, rows: dict[str, Rows], *, keep: bool = False, reference: bool = True, policy: bool = True
+    ) -> dict[str, Scores]:
         """Scores the rows of this learner's policies; all learners must call it with the same rows.
 
         Args:
             keep: keep the rows with their scores for `learn`.
+            policy: score with the policy; if not, only with the reference.
 
         Returns:
             Scores by policy id, only of policies for which this learner is rank 0.
         """
         policies = {policy_id: self.policies[policy_id] for policy_id in sorted(rows) if policy_id in self.policies}
-        scored = {name: policy.score(rows[name], reference=reference) for name, policy in policies.items()}
+
+        def score(learner: PolicyLearner, part: Rows) -> Scores:
+            if policy:
+                return learner.score(part, reference=reference)
+            return learner.score_reference(part) if reference else Scores(part.sampler_logprobs)
+
+        scored = {name: score(learner, rows[name]) for name, learner in policies.items()}
         if keep:
             self._rows = {policy_id: rows[policy_id].with_scores(scores) for policy_id, scores in scored.items()}
         return {name: scores for name, scores in scored.items() if policies[name].is_rank_zero}

@@ -48,7 +48,16 @@ CONFLICTS = (
         lambda s: (s.min_response_tokens or 0) <= s.max_response_tokens,
         "max_response_tokens of at least as many",
     ),
-    Requirement(("max_lag",), lambda s: s.importance_sampling_clip_max is not None, "importance_sampling_clip_max"),
+    Requirement(
+        ("max_lag",),
+        lambda s: s.importance_sampling_clip_max is not None or s.old_logprobs == "sampler",
+        "importance_sampling_clip_max",
+    ),
+    Requirement(
+        ("old_logprobs",),
+        lambda s: s.old_logprobs == "learner" or s.kl_estimator != "full" or s.kl_coef == 0,
+        "kl_estimator=k1 or k3",
+    ),
     Requirement(("quantization",), lambda s: s.backend == "transformers", "backend=transformers"),
     Requirement(("quantization",), lambda s: s.shards_per_policy in (None, 1), "shards_per_policy=1"),
     Requirement(

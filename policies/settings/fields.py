@@ -16,6 +16,7 @@ from policies.learning.hyperparameters import (
     ImportanceSamplingMode,
     KLEstimator,
     Loss,
+    OldLogprobs,
     Overlong,
     RewardScope,
 )
@@ -279,6 +280,9 @@ class Fields(BaseModel):
     """Discount per token."""
     lam: float = learning_setting(0.95, ge=0, le=1, clone=True)
     """GAE's lambda per token."""
+    old_logprobs: OldLogprobs = learning_setting("learner")
+    """Old log-probabilities, to which the policy loss compares new ones: the `learner`'s, by a forward pass before
+    training, or the `sampler`'s as they are, without that pass (docs/algorithms.md)."""
     loss: Loss = learning_setting("ppo")
     """Policy loss (docs/algorithms.md): `ppo`, a clipped ratio per token; `gspo`, one per response, all of the same
     weight; `cispo`, ratios as bounded weights without a gradient, so every token has one."""

@@ -76,6 +76,14 @@ REQUIREMENTS = (
         lambda s: s.importance_sampling_clip_max is not None,
         "importance_sampling_clip_max",
     ),
+    Requirement(
+        ("importance_sampling_mode", "importance_sampling_clip_max", "importance_sampling_clip_min"),
+        lambda s: s.old_logprobs == "learner",
+        "old_logprobs=learner",
+    ),
+    Requirement(
+        ("old_logprobs",), lambda s: s.old_logprobs == "learner" or s.advantage != "gae", "an advantage other than gae"
+    ),
     Requirement(("overlong_buffer", "overlong_penalty"), lambda s: s.overlong == "penalty", "overlong=penalty"),
     Requirement(("dynamic_sampling",), lambda s: s.advantage in GROUP_ESTIMATORS, GROUP_ADVANTAGE),
     Requirement(("tensor_parallel_size", "weight_transfer"), lambda s: s.backend == "vllm", "backend=vllm"),

@@ -19,6 +19,31 @@ CASES: list[tuple[dict[str, Any], set[str]]] = [
 ]
 
 
+OLD_LOGPROBS: dict[str, dict[str, Any]] = {
+    "sampler": {**GROUPS, "minibatch_size": 4, "kl_estimator": "k1", "old_logprobs": "sampler"},
+    "single step": {**GROUPS, "minibatch_size": None, "num_epochs": 1, "advantage": "grpo", "kl_estimator": "k3"},
+}
+"""Settings by which policies do not score their responses before training."""
+
+
+@pytest.mark.parametrize("name", OLD_LOGPROBS)
+def test_policies_that_do_not_score_their_responses_report_estimates_and_are_compared_with_the_sampler(
+    make_cory: MakeCory, name: str
+) -> None:
+    algorithm = make_cory(**OLD_LOGPROBS[name], eval_every=2)
+    assert not algorithm.settings.hyperparameters.scores_policy
+    reports = [algorithm.train()["cory"] for _ in range(2)]
+    for report in reports:
+        assert 0 <= report["logprob_diff_mean"] < 1e-4
+        for metrics in report["policy"].values():
+            assert math.isnan(metrics["kl"]) and math.isfinite(metrics["combined_reward"])
+            assert metrics["importance_sampling_ratio"] == pytest.approx(1.0, abs=1e-4)
+            assert metrics["entropy"] > 0 and "logprob_diff_std" not in metrics
+        assert all(math.isnan(metrics["kl"]) and "kl_k3" in metrics for metrics in report["role"].values())
+    assert reports[0]["policy"]["llm_1"]["kl_k3"] == pytest.approx(0.0, abs=1e-5)
+    assert reports[1]["policy"]["llm_1"]["kl_k3"] > 0 and reports[1]["evaluation"]["llm_1"]["kl"] > 0
+
+
 @pytest.mark.parametrize(
     ("settings", "names"),
     [

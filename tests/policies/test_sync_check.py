@@ -16,6 +16,7 @@ from policies.rollout.runners import WeightSyncError
 from policies.sync_check import LogprobDiff, check_diff, max_mean_diff, min_limit, perturb
 from tests.paper import make_settings
 from tests.policies.conftest import MakeCory
+from tests.policies.test_losses import OLD_LOGPROBS
 
 BF16 = make_settings({"dtype": "bf16"})
 SMOLLM2 = LogprobDiff(mean=0.06, std=0.07, tokens=370)
@@ -36,11 +37,13 @@ def ignore_new_weights(runner: Any) -> None:
 STALE = r"Sampler and learner of llm_1 differ: .* is 0\.\d+ ± \S+ nats per token \(\d+ tokens\) > 0\.001\d* \("
 
 
-@pytest.mark.parametrize("check_weight_sync", [True, False])
+@pytest.mark.parametrize(
+    "settings", [{"check_weight_sync": True}, {}, OLD_LOGPROBS["sampler"]], ids=["checked", "unchecked", "sampler"]
+)
 def test_an_engine_that_ignores_new_weights_ends_the_run_in_the_next_update(
-    make_cory: MakeCory, check_weight_sync: bool
+    make_cory: MakeCory, settings: dict[str, Any]
 ) -> None:
-    algorithm = make_cory(check_weight_sync=check_weight_sync, eval_every=100)
+    algorithm = make_cory(**settings, eval_every=100)
     algorithm.env_runner_group.foreach_env_runner(ignore_new_weights)
     algorithm.train()  # with the initial weights
     with pytest.raises(WeightSyncError, match=STALE):
