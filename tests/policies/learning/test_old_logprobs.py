@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -171,4 +170,4 @@ def test_ranks_compare_and_score_the_same_as_a_single_process(path: str, tmp_pat
     for number in range(3):
         rank_scores, rank_metrics = torch.load(tmp_path / str(number), weights_only=False)
         assert rank_metrics == pytest.approx(metrics, rel=1e-3, abs=1e-5)
-        np.testing.assert_allclose(rank_scores.reference_logprobs, scores.reference_logprobs, atol=2e-5)
+        torch.testing.assert_close(rank_scores.reference_logprobs, scores.reference_logprobs, rtol=0, atol=2e-5)
