@@ -18,7 +18,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm.platforms import current_platform
 
-from policies.compat.vllm import exit_with_parent
+from policies.compat.vllm import exit_with_parent, skip_token_ranks
 from policies.generation import vllm_lora, weight_transfer  # noqa: F401 (adds its backend)
 from policies.models.adapters import peft_names
 from policies.models.language_model import meta_model
@@ -27,6 +27,7 @@ from policies.models.weights import Digest, checksum, extend_checksum
 
 vllm_lora.patch_vllm()
 exit_with_parent()
+skip_token_ranks()
 
 
 class WeightSync:

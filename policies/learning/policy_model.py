@@ -307,8 +307,13 @@ class PolicyModel(nn.Module):
         """
         keep = {"logits_to_keep": layout.num_logits} if self._supports_logits_to_keep else {}
         hidden: list[Tensor] = []  # the last hidden states; `output_hidden_states` would keep those of every layer
+
+        def keep_input(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            hidden.append(inputs[0])
+            return inputs[0].contiguous(), *inputs[1:]  # a matrix product with a slice is slower on a CPU
+
         head = lm.get_output_embeddings()
-        with self.autocast(), head.register_forward_pre_hook(lambda _, inputs: hidden.append(inputs[0])):
+        with self.autocast(), head.register_forward_pre_hook(keep_input):
             out = lm(
                 input_ids=layout.tokens,
                 attention_mask=layout.attention_mask(lm.config, self.dtype),

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
+import torch
 import torch.distributed as dist
 from ray.rllib.core import COMPONENT_OPTIMIZER, COMPONENT_RL_MODULE
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
@@ -46,6 +47,9 @@ class TokenPPOLearner(TorchLearner):
     def build(self) -> None:
         """Builds the models and their learners."""
         self.settings: Settings = self.config.settings
+        # RLlib makes PyTorch deterministic on a CPU; then every new tensor would also be filled, to reveal reads of
+        # uninitialized memory.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         if self.settings.gpus_per_learner:
             check_cuda("gpus_per_learner", self.settings.gpus_per_learner)
         self.policies, self._swapped = {}, ExitStack()

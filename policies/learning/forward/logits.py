@@ -58,7 +58,7 @@ def score_logits(
     scores = [torch.empty(tokens.shape, dtype=master_dtype(policy.dtype), device=tokens.device) for _ in range(count)]
     for chunk in _chunks(policy, len(tokens)):
         policy_logprobs, reference_logprobs = (
-            None if logits is None else _scale_logits(logits[sources[chunk]], temperature).log_softmax(-1)
+            None if logits is None else _scale_logits(logits[sources[chunk]], temperature, copy=False).log_softmax(-1)
             for logits in (policy, reference)
         )
         assert policy_logprobs is not None
@@ -109,7 +109,7 @@ class _TokenLogprobs(torch.autograd.Function):
             within = (sources >= chunk.start) & (sources < chunk.stop)
             positions = (sources - chunk.start).clamp(0, len(part) - 1)
             _add_at(part.view(-1), positions * part.shape[1] + tokens, gradients[0] * within)
-            grad[chunk] = part.div_(ctx.temperature)
+            grad[chunk] = _divide(part, ctx.temperature)
         return grad, None, None, None, None
 
 
@@ -125,6 +125,11 @@ def _chunks(logits: Tensor, count: int) -> Iterator[slice]:
     return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
 
-def _scale_logits(logits: Tensor, temperature: float) -> Tensor:
-    """Returns a copy in fp32 or better, divided by the temperature."""
-    return logits.to(master_dtype(logits.dtype), copy=True).div_(temperature)
+def _scale_logits(logits: Tensor, temperature: float, copy: bool = True) -> Tensor:
+    """Returns logits in fp32 or better, divided by the temperature; without `copy` they may be overwritten."""
+    return _divide(logits.to(master_dtype(logits.dtype), copy=copy), temperature)
+
+
+def _divide(values: Tensor, temperature: float) -> Tensor:
+    """Divides in place."""
+    return values if temperature == 1.0 else values.div_(temperature)
