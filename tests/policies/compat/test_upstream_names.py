@@ -7,6 +7,7 @@ from typing import Any
 
 import peft
 import pytest
+import torch
 import transformers
 from peft.tuners.tuners_utils import BaseTunerLayer
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
@@ -23,6 +24,7 @@ from policies.compat.transformers import (
     ignored_weights,
     no_split_classes,
 )
+from policies.compat.vllm import skip_token_ranks
 from policies.generation.installed import vllm_installed
 
 HIDDEN = 8
@@ -77,6 +79,7 @@ def test_vllm_has_the_private_attributes_that_we_use() -> None:
     from vllm.platforms.interface import Platform
     from vllm.v1.engine import core, core_client
     from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+    from vllm.v1.sample.sampler import Sampler
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     assert source_contains(
@@ -88,3 +91,18 @@ def test_vllm_has_the_private_attributes_that_we_use() -> None:
     )
     assert callable(get_layerwise_info) and callable(Platform.get_punica_wrapper)
     assert callable(MultiprocExecutor._init_executor)
+    assert source_contains(
+        Sampler.gather_logprobs, "token_ranks = batched_count_greater_than(logprobs, token_logprobs)"
+    )
+
+
+@pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed")
+def test_engines_compute_no_ranks_of_sampled_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.v1.sample import sampler
+
+    monkeypatch.setattr(sampler, "batched_count_greater_than", sampler.batched_count_greater_than)
+    skip_token_ranks()
+    logprobs = torch.tensor([[0.1, 0.7, 0.2], [0.5, 0.3, 0.2]]).log()
+    tensors = sampler.Sampler.gather_logprobs(logprobs, 0, token_ids=torch.tensor([2, 0]))
+    assert tensors.logprob_token_ids.tolist() == [[2], [0]] and tensors.selected_token_ranks.tolist() == [0, 0]
+    torch.testing.assert_close(tensors.logprobs, logprobs[[0, 1], [2, 0]].unsqueeze(1))
