@@ -31,9 +31,8 @@ NAMES = (
     "memory",
     "against_trl",
     "time_to_reward",
-    "scaling",
     "runners",
-    "chains",
+    "growth",
     "pace",
     "long_run",
     "faults",
@@ -58,7 +57,7 @@ def main() -> int:
         "--only",
         default="",
         metavar="TEXT",
-        help="of `faults`, those whose names hold this; a contest of `time_to_reward`",
+        help="of `faults`, those whose names hold this; a contest of `time_to_reward`; what grows in `growth`",
     )
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the JSON files")
     arguments = parser.parse_args()
@@ -68,7 +67,7 @@ def main() -> int:
     if os.environ.get(_INSIDE):
         name = arguments.names[0]
         more: dict[str, int | str] = {"times": arguments.times} if name == "faults" else {}
-        more |= {"only": arguments.only} if name in ("faults", "time_to_reward") else {}
+        more |= {"only": arguments.only} if name in ("faults", "time_to_reward", "growth") else {}
         return measure(name, arguments.quick, arguments.out, **more)
     codes = []
     for name in arguments.names or NAMES:
