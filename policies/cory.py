@@ -21,7 +21,7 @@ from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.core import COMPONENT_LEARNER_GROUP
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
-from policies.compat.rllib import TemporaryLogdir
+from policies.compat.rllib import TemporaryLogdir, ray_if_remote
 from policies.config import ChainConfig
 from policies.evaluator import Evaluator
 from policies.generation.installed import warn_if_vllm_missing
@@ -64,7 +64,7 @@ class CoryConfig(ChainConfig):
         super().__init__(algo_class=algo_class or Cory)
 
     def build_algo(self, *args: Any, **kwargs: Any) -> Cory:
-        """Builds the algorithm. Starts Ray on this machine unless it is already running or connected."""
+        """Builds the algorithm. Starts Ray if it has remote runners or learners, unless Ray is running or connected."""
         algorithm: Cory = super().build_algo(*args, **kwargs)
         return algorithm
 
@@ -96,7 +96,8 @@ class Cory(TemporaryLogdir, Algorithm):
         self.health = Health(s, has_conversations=any(query.history is not None for query in self.task.train))
         warn_if_vllm_missing(s.backend)
         try:
-            super().setup(config)
+            with ray_if_remote(s.num_runners + s.num_learners):
+                super().setup(config)
         except IndexError:  # RLlib asks the first runner for its spaces, and that runner did not start
             if self.env_runner_group is not None:
                 check_started(self.env_runner_group)
@@ -299,7 +300,8 @@ class Cory(TemporaryLogdir, Algorithm):
         Raises:
             WeightSyncError: an engine's weights differ from the ones sent.
         """
-        super().restore_from_path(path, *args, **kwargs)
+        with ray_if_remote(self.settings.num_runners + self.settings.num_learners):
+            super().restore_from_path(path, *args, **kwargs)
         self.warm_start.error = None
         self.scheduler.discard_prefetched()
         self.runners.sync_weights(self.updates)

@@ -150,10 +150,11 @@ class Trainer:
         """Trains from the checkpoint of update `done`, or from the start, to the end."""
         settings, run = self.settings, self.run
         with contextlib.ExitStack() as stack:
-            self.terminal.stage("Starting Ray")
             # Lost machines get as much time to return as lost runners.
             retry_seconds = 2 * settings.generation_timeout if again else 0.0
-            stack.enter_context(session.ray_session(processes(settings), self.debug, retry_seconds))
+            on_start = partial(self.terminal.stage, "Starting Ray")
+            kinds = processes(settings)
+            stack.enter_context(session.run_session(kinds, self.debug, retry_seconds, on_start=on_start))
             self.interrupts.install()  # Ray replaced the SIGTERM handler
 
             self.terminal.stage("Loading the models")

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from policies.settings.fields import Fields
 
+DRIVER = "driver"
+"""Name of the process that `cory` itself runs in."""
+
 
 @dataclass(frozen=True)
 class Process:
@@ -29,7 +32,7 @@ def processes(settings: Fields, trial: bool = False) -> list[Process]:
     s = settings
     driver_gpus = (s.gpus_per_learner if s.num_learners == 0 else 0) + (s.gpus_per_runner if s.num_runners == 0 else 0)
     kinds = [
-        Process("driver", 1, 1 if trial else 0, driver_gpus),
+        Process(DRIVER, 1, 1 if trial else 0, driver_gpus),
         Process("runner", s.num_runners, s.runner_threads, s.gpus_per_runner),
         Process("learner", s.num_learners, 0 if s.gpus_per_learner else 1, s.gpus_per_learner),  # CPUs as in RLlib
     ]

@@ -42,6 +42,9 @@ def test_rllib_has_the_private_attributes_that_we_use() -> None:
     assert source_contains(Trainable.__init__, "self._setup_logdir()") and source_contains(
         Trainable._setup_logdir, "self._storage"
     )
+    assert source_contains(EnvRunnerGroup.__init__, "ray.put(") and source_contains(
+        EnvRunnerGroup.sync_weights, "ray.put("
+    )
     config = AlgorithmConfig()
     assert config._dont_auto_sync_env_runner_states is False
     disable_runner_state_sync(config)
