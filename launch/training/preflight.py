@@ -166,16 +166,21 @@ def check_run_settings(settings: Settings) -> tuple[Task, Tokenizers]:
     if settings.env is not None:
         check_env(chains, settings)
         return task, tokenizers
-    for chain in chains:
-        check_lengths(chain, report)
-    if report.problems:
-        raise CommandError(" ".join(report.problems))
     try:
-        with open_rewards(chains[0], settings.reward_timeout) as worker:
+        worker = open_rewards(chains[0], settings.reward_timeout)
+    except ValueError as error:
+        raise CommandError(str(error)) from error
+    with worker:
+        worker.prepare()  # in the background, while the lengths are checked
+        for chain in chains:
+            check_lengths(chain, report)
+        if report.problems:
+            raise CommandError(" ".join(report.problems))
+        try:
             required_columns = worker.start()
             check_columns(chains[0], required_columns, report)
-    except (RewardError, ValueError) as error:
-        raise CommandError(str(error)) from error
+        except (RewardError, ValueError) as error:
+            raise CommandError(str(error)) from error
     if report.problems:
         raise CommandError(" ".join(report.problems))
     if "completion_ids" in required_columns and len(chains) > 1:

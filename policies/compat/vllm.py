@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import InvalidStateError
 from contextlib import contextmanager, suppress
 from multiprocessing import parent_process
 from multiprocessing.process import BaseProcess
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -48,6 +50,32 @@ def preserve_model_classes() -> Iterator[None]:
         yield
     finally:
         base.support_torch_compile = decorate
+
+
+@contextmanager
+def kernel_scan_limited() -> Iterator[None]:
+    """Makes an engine that replaces Triton kernels look for them in vLLM's own modules.
+
+    Without Triton, as on a CPU, vLLM 0.32 compares all attributes of all imported modules, about 8,000, with its
+    kernels whenever an engine starts.
+    """
+    from vllm.triton_utils import dispatcher
+
+    rebind = dispatcher._rebind_kernels
+
+    def rebind_in_vllm(overrides: Any) -> None:
+        modules = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "vllm"}
+        dispatcher.sys = SimpleNamespace(modules=modules)
+        try:
+            rebind(overrides)
+        finally:
+            dispatcher.sys = sys
+
+    dispatcher._rebind_kernels = rebind_in_vllm
+    try:
+        yield
+    finally:
+        dispatcher._rebind_kernels = rebind
 
 
 def keep_process_groups(engine: LLM) -> None:

@@ -18,6 +18,7 @@ from policies.compat.vllm import (
     engine_is_dead,
     fail_pending_calls,
     keep_process_groups,
+    kernel_scan_limited,
     kill_engine,
     preserve_model_classes,
     preserve_num_threads,
@@ -163,7 +164,7 @@ class VLLMGenerator:
 
         errors = vllm_device.wrap_errors(f"start an engine for `{self._paths[name]}`", EngineStartError, self.device)
         classes = preserve_model_classes() if is_eager else nullcontext()
-        with errors, preserve_num_threads(), classes, project_packages_first():
+        with errors, preserve_num_threads(), classes, kernel_scan_limited(), project_packages_first():
             hub_id, revision = split_revision(self._paths[name])
             arguments = self._arguments | revision | (self._adapter_arguments if name == _SHARED_ENGINE else {})
             engine = LLM(hub_id, kv_cache_memory_bytes=self._cache_bytes.get(name), **arguments)

@@ -78,6 +78,7 @@ def test_vllm_has_the_private_attributes_that_we_use() -> None:
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
     from vllm.model_executor.models.transformers import base
     from vllm.platforms.interface import Platform
+    from vllm.triton_utils import dispatcher
     from vllm.v1.engine import core, core_client
     from vllm.v1.executor.multiproc_executor import MultiprocExecutor
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -91,3 +92,7 @@ def test_vllm_has_the_private_attributes_that_we_use() -> None:
     )
     assert callable(get_layerwise_info) and callable(Platform.get_punica_wrapper)
     assert callable(MultiprocExecutor._init_executor)
+    assert source_contains(dispatcher._rebind_kernels, "sys.modules.values()") and source_contains(
+        dispatcher.register_kernels, "_rebind_kernels("
+    )
+    assert source_contains(core.cleanup_dist_env_and_memory, "gc.collect()")
