@@ -159,7 +159,8 @@ class VLLMGenerator:
 
     def _start(self, name: str) -> LLM:
         is_eager = bool(self._arguments.get("enforce_eager"))
-        with gc_paused(), packages_hidden(*UNUSED_BY_VLLM, *([COMPILER] if is_eager else [])):
+        compiles = not is_eager or os.environ.get("TORCHDYNAMO_DISABLE") != "1"
+        with gc_paused(), packages_hidden(*UNUSED_BY_VLLM, *([] if compiles else [COMPILER])):
             from vllm import LLM
 
         errors = vllm_device.wrap_errors(f"start an engine for `{self._paths[name]}`", EngineStartError, self.device)

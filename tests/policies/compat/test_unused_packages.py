@@ -9,7 +9,10 @@ from policies.generation.installed import vllm_installed
 from tests.launch.conftest import ENVIRONMENT
 
 IMPORTS = """
+import os
 import sys
+
+os.environ["TORCHDYNAMO_DISABLE"] = "1"  # as for a vLLM engine on a CPU
 from policies.compat.imports import COMPILER, UNUSED_BY_TRANSFORMERS, UNUSED_BY_VLLM, packages_hidden
 
 with packages_hidden(*UNUSED_BY_TRANSFORMERS):
