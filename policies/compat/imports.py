@@ -38,7 +38,8 @@ def packages_hidden(*names: str) -> Iterator[None]:
     Modules that are imported already stay visible. Afterwards, all can be imported.
     """
     hidden = [name for name in names if name not in sys.modules]
-    sys.modules.update(dict.fromkeys(hidden))  # None: an ImportError
+    for name in hidden:
+        sys.modules[name] = None  # type: ignore[assignment]  # importing it raises an ImportError
     try:
         yield
     finally:

@@ -113,7 +113,12 @@ def test_joining_a_cluster_is_retried_only_within_the_given_time(monkeypatch: py
 def test_a_run_that_the_driver_does_alone_needs_no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[str] = []
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(session, "ray_session", lambda *_: contextlib.nullcontext(started.append("Ray")))
+
+    def ray_session(*_: object) -> contextlib.AbstractContextManager[None]:
+        started.append("Ray")
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(session, "ray_session", ray_session)
 
     def starts(**settings: int) -> list[str]:
         started.clear()
