@@ -13,8 +13,7 @@ from benchmarks.record import Figure, Record, median
 
 CLAIM = "a run's first update begins soon after the command, and the prompt comes back soon after the last evaluation"
 MARKS = {
-    "imports and checks": r"Starting Ray",
-    "Ray": r"Loading the models",
+    "imports and checks": r"Loading the models",
     "models, engines, self-test": r"Evaluating the untrained policies",
     "evaluation of the start": r" *0/2 +held-out",
     "two updates and the evaluation after them": r" *2/2 +held-out",

@@ -21,7 +21,7 @@ from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.core import COMPONENT_LEARNER_GROUP
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
-from policies.compat.rllib import TemporaryLogdir
+from policies.compat.rllib import TemporaryLogdir, ray_if_needed
 from policies.config import ChainConfig
 from policies.evaluator import Evaluator
 from policies.generation.installed import warn_if_vllm_missing
@@ -38,6 +38,7 @@ from policies.role_exchange import exchange_due
 from policies.rollout.role_mapping import make_mapping
 from policies.rollout.runners import Runners, WeightSyncError, check_started, shutdown
 from policies.rollout.scheduler import RolloutScheduler
+from policies.settings.processes import needs_ray, processes
 from policies.sync_check import SyncCheck
 from policies.warm_start import WarmStart
 
@@ -64,7 +65,7 @@ class CoryConfig(ChainConfig):
         super().__init__(algo_class=algo_class or Cory)
 
     def build_algo(self, *args: Any, **kwargs: Any) -> Cory:
-        """Builds the algorithm. Starts Ray on this machine unless it is already running or connected."""
+        """Builds the algorithm. Starts Ray if it needs other processes or GPUs, unless Ray is running or connected."""
         algorithm: Cory = super().build_algo(*args, **kwargs)
         return algorithm
 
@@ -96,7 +97,8 @@ class Cory(TemporaryLogdir, Algorithm):
         self.health = Health(s, has_conversations=any(query.history is not None for query in self.task.train))
         warn_if_vllm_missing(s.backend)
         try:
-            super().setup(config)
+            with ray_if_needed(needs_ray(processes(s))):
+                super().setup(config)
         except IndexError:  # RLlib asks the first runner for its spaces, and that runner did not start
             if self.env_runner_group is not None:
                 check_started(self.env_runner_group)
@@ -304,7 +306,8 @@ class Cory(TemporaryLogdir, Algorithm):
         Raises:
             WeightSyncError: an engine's weights differ from the ones sent.
         """
-        super().restore_from_path(path, *args, **kwargs)
+        with ray_if_needed(needs_ray(processes(self.settings))):
+            super().restore_from_path(path, *args, **kwargs)
         self.warm_start.error = None
         self.scheduler.discard_prefetched()
         self.runners.sync_weights(self.updates)

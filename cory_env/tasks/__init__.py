@@ -13,6 +13,9 @@ The tasks of this package are `TaskDefinition`s in `TASKS`.
 """
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,6 +46,7 @@ __all__ = [
     "TaskSettings",
     "TemplateError",
     "make_task",
+    "tasks_reused",
 ]
 
 _REVIEWS = Path(__file__).parents[1] / "assets" / "imdb-queries"
@@ -67,6 +71,8 @@ TASKS = {
     "math": MATHEMATICS,
     "sudoku": SUDOKU,
 }
+_built_tasks: ContextVar[list[tuple[TaskSettings, Task]] | None] = ContextVar("built_tasks", default=None)
+"""The tasks that `tasks_reused` has built, with their settings."""
 
 
 def make_task(task: str | TaskSettings, *, tokenizer: "PreTrainedTokenizerBase | None" = None, **settings: Any) -> Task:
@@ -84,6 +90,27 @@ def make_task(task: str | TaskSettings, *, tokenizer: "PreTrainedTokenizerBase |
         TemplateError: A template lacks a placeholder or has one that cannot be filled.
     """
     s = TaskSettings(task, **settings) if isinstance(task, str) else task
+    built_tasks = _built_tasks.get()
+    for built_settings, built in built_tasks or ():
+        if s == built_settings and s.max_query_tokens is None:
+            return built
+    built = _build(s, tokenizer)
+    if built_tasks is not None:
+        built_tasks.append((s, built))
+    return built
+
+
+@contextmanager
+def tasks_reused() -> Iterator[None]:
+    """Builds tasks that have the same settings once, unless they depend on a tokenizer. Also a decorator."""
+    token = _built_tasks.set([])
+    try:
+        yield
+    finally:
+        _built_tasks.reset(token)
+
+
+def _build(s: TaskSettings, tokenizer: "PreTrainedTokenizerBase | None") -> Task:
     try:
         name, _ = split_settings(s.task)
     except ValueError as error:

@@ -8,7 +8,7 @@ import socket
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
@@ -18,7 +18,7 @@ from launch.cluster import placement
 from launch.console.errors import CommandError, is_bug
 from launch.console.interrupts import hangup_blocked
 from policies.compat.ray import node_start_timeout, without_dashboard
-from policies.settings.processes import Process, cpus, processes
+from policies.settings.processes import Process, cpus, needs_ray, processes
 from policies.settings.settings import Settings
 
 QUIET_ENV = {
@@ -73,6 +73,26 @@ def quiet_libraries(debug: bool) -> None:
 
 
 @contextlib.contextmanager
+def run_session(
+    required: Sequence[Process], debug: bool, retry_seconds: float = 0.0, *, on_start: Callable[[], None]
+) -> Iterator[None]:
+    """A `ray_session` if a run's processes need Ray, or if it is on a cluster; else nothing.
+
+    Args:
+        on_start: called before Ray starts.
+    """
+    if not needs_ray(required) and not _has_cluster_address():
+        import ray  # sets the level of its loggers, which are RLlib's too
+
+        logging.getLogger(ray.__name__).setLevel(_log_level(debug))
+        yield
+        return
+    on_start()
+    with ray_session(required, debug, retry_seconds):
+        yield
+
+
+@contextlib.contextmanager
 def ray_session(required: Sequence[Process], debug: bool, retry_seconds: float = 0.0) -> Iterator[None]:
     """Joins the Ray cluster in RAY_ADDRESS (or that of the current Ray job), or starts a local one.
 
@@ -110,7 +130,7 @@ def ray_session(required: Sequence[Process], debug: bool, retry_seconds: float =
         while True:
             try:
                 with hangup_blocked():
-                    init_ray(log_to_driver=debug, logging_level=logging.INFO if debug else logging.ERROR, **options)
+                    init_ray(log_to_driver=debug, logging_level=_log_level(debug), **options)
                 _check_placement(required)
                 break
             except Exception:
@@ -135,6 +155,10 @@ def _temporary_folder(parent: str) -> Iterator[str]:
     finally:
         if not keep:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _log_level(debug: bool) -> int:
+    return logging.INFO if debug else logging.ERROR
 
 
 def _check_placement(required: Sequence[Process]) -> None:

@@ -9,6 +9,7 @@ import typer
 
 from launch.console.cli import AllowChanges, ConfigFiles, Continue, Debug, Quiet, Words, path_or_uri
 from launch.console.errors import CommandError
+from policies.compat.imports import UNUSED_BY_TRANSFORMERS, gc_paused, packages_hidden
 from policies.settings.settings import BY_CONTENT, RESUMABLE
 
 if TYPE_CHECKING:
@@ -80,9 +81,10 @@ def train(
             return 0
         if not resume:
             request.check_task()
-        from launch.cluster import session
-        from launch.run_folder import environment
-        from launch.training.steps import is_done, print_done, train_run
+        with gc_paused(), packages_hidden(*UNUSED_BY_TRANSFORMERS):
+            from launch.cluster import session
+            from launch.run_folder import environment
+            from launch.training.steps import is_done, print_done, train_run
 
         session.quiet_libraries(debug)
         if continue_ and out and (run := _open_run(out, stack, must_exist=False)):

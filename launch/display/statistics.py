@@ -58,15 +58,13 @@ def column_cis(values: NDArray[np.float64], method: IntervalMethod = "student", 
     Returns:
         An estimate per column.
     """
-    from scipy.special import stdtrit
-
     is_finite = np.isfinite(values)
     count = is_finite.sum(axis=0)
     with np.errstate(invalid="ignore", divide="ignore"):  # of columns with fewer than two values
         mean = np.where(is_finite, values, 0.0).sum(axis=0) / count
         residuals = np.where(is_finite, values - mean, 0.0)
         deviation = np.sqrt((residuals**2).sum(axis=0) / (count - 1))
-        below = above = stdtrit(count - 1, 1 - TAIL) * deviation / np.sqrt(count)
+        below = above = _student_quantile(count - 1) * deviation / np.sqrt(count)
         if method == "bootstrap" and len(values):
             t_low, t_high = _bootstrap_t(np.where(deviation > 0, residuals / deviation, 0.0), is_finite, seed)
             below = np.maximum(below, t_high * deviation / np.sqrt(count))
@@ -77,6 +75,16 @@ def column_cis(values: NDArray[np.float64], method: IntervalMethod = "student", 
         Estimate(value, low, high, n) if n >= min_count else Estimate(value, None, None, n)
         for value, low, high, n in zip(mean.tolist(), low.tolist(), high.tolist(), count.tolist(), strict=True)
     ]
+
+
+def _student_quantile(degrees: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Returns the quantile of Student's t distribution that bounds an interval; NaN without degrees of freedom."""
+    if not (degrees > 0).any():
+        return np.full(degrees.shape, np.nan)  # a single run: importing SciPy would delay the end of its training
+    from scipy.special import stdtrit
+
+    quantile: NDArray[np.float64] = stdtrit(degrees, 1 - TAIL)
+    return quantile
 
 
 def _bootstrap_t(residuals: NDArray[np.float64], is_finite: NDArray[np.bool_], seed: int) -> NDArray[np.float64]:

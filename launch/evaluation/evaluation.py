@@ -9,6 +9,7 @@ import contextlib
 import json
 from collections.abc import Callable, Container, Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -181,8 +182,8 @@ def evaluate(
     planned_chains = len(plan.lineups) * plan.queries * plan.samples
     batches = len(plan.lineups) * len(plan.batches())
     with open_results(path, "evaluation", batches, quiet=quiet, debug=debug) as (progress, interrupts):
-        progress.stage("Starting Ray")
-        with session.ray_session(processes(plan.settings), debug):
+        on_start = partial(progress.stage, "Starting Ray")
+        with session.run_session(processes(plan.settings), debug, on_start=on_start):
             interrupts.install()  # Ray has replaced the SIGTERM handler
             results = show_progress(_evaluate_lineups(plan, progress), batches, progress)
             chains = [chain for batch in results for chain in batch]

@@ -12,7 +12,7 @@ from cory_env.text_envs.pool import EnvPool
 from launch.console.errors import CommandError
 from launch.training.description import small_splits_warning
 from launch.training.validation import ValidationReport, check_chat, check_columns, check_lengths, open_rewards
-from policies.compat.imports import gc_paused
+from policies.compat.imports import UNUSED_BY_TRANSFORMERS, gc_paused, packages_hidden
 from policies.generation.installed import vllm_installed
 from policies.settings.resolve import resolve
 from policies.settings.settings import Settings, Tokenizers
@@ -42,7 +42,7 @@ def fill_in_settings(settings: Settings, ram: float | None = None, gpu: float | 
 
 
 def _check_models(settings: Settings, weights: bool = True) -> None:
-    with gc_paused():
+    with gc_paused(), packages_hidden(*UNUSED_BY_TRANSFORMERS):
         from policies.models.model_check import check_model_folder  # imports transformers
 
     for path in settings.model_paths.values():
@@ -166,16 +166,21 @@ def check_run_settings(settings: Settings) -> tuple[Task, Tokenizers]:
     if settings.env is not None:
         check_env(chains, settings)
         return task, tokenizers
-    for chain in chains:
-        check_lengths(chain, report)
-    if report.problems:
-        raise CommandError(" ".join(report.problems))
     try:
-        with open_rewards(chains[0], settings.reward_timeout) as worker:
+        worker = open_rewards(chains[0], settings.reward_timeout)
+    except ValueError as error:
+        raise CommandError(str(error)) from error
+    with worker:
+        worker.prepare()  # in the background, while the lengths are checked
+        for chain in chains:
+            check_lengths(chain, report)
+        if report.problems:
+            raise CommandError(" ".join(report.problems))
+        try:
             required_columns = worker.start()
             check_columns(chains[0], required_columns, report)
-    except (RewardError, ValueError) as error:
-        raise CommandError(str(error)) from error
+        except (RewardError, ValueError) as error:
+            raise CommandError(str(error)) from error
     if report.problems:
         raise CommandError(" ".join(report.problems))
     if "completion_ids" in required_columns and len(chains) > 1:

@@ -2,6 +2,7 @@
 
 import sys
 
+from cory_env.tasks import tasks_reused
 from launch.cluster import session
 from launch.cluster.gpus import check_gpus
 from launch.cluster.memory import check_run_memory
@@ -18,6 +19,7 @@ from launch.training.start import create_run, lacks_final, latest_valid_checkpoi
 from policies.settings.settings import Settings
 
 
+@tasks_reused()
 def train_run(
     settings: Settings,
     origin: str,

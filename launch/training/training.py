@@ -3,14 +3,16 @@
 import contextlib
 import gc
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from cory_env.tasks import Task
+from cory_env.tasks import Task, tasks_reused
 from launch.cluster import session
 from launch.console import output
 from launch.console.errors import CommandError
@@ -150,10 +152,13 @@ class Trainer:
         """Trains from the checkpoint of update `done`, or from the start, to the end."""
         settings, run = self.settings, self.run
         with contextlib.ExitStack() as stack:
-            self.terminal.stage("Starting Ray")
+            if again or settings.num_runners:  # the data may have changed since it was checked
+                stack.enter_context(tasks_reused())
             # Lost machines get as much time to return as lost runners.
             retry_seconds = 2 * settings.generation_timeout if again else 0.0
-            stack.enter_context(session.ray_session(processes(settings), self.debug, retry_seconds))
+            on_start = partial(self.terminal.stage, "Starting Ray")
+            kinds = processes(settings)
+            stack.enter_context(session.run_session(kinds, self.debug, retry_seconds, on_start=on_start))
             self.interrupts.install()  # Ray replaced the SIGTERM handler
 
             self.terminal.stage("Loading the models")
@@ -214,6 +219,8 @@ class Trainer:
         """
         settings = self.settings
         self.interrupts.training = True
+        # Otherwise `_finish_run` would load Matplotlib while the user waits.
+        threading.Thread(target=import_module, args=("launch.display.plot",), daemon=True).start()
         saved_at = time.monotonic()
         if self.terminal.has_bar:
             self.terminal.stage("Training")

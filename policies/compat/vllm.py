@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import InvalidStateError
 from contextlib import contextmanager, suppress
 from multiprocessing import parent_process
 from multiprocessing.process import BaseProcess
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -49,6 +52,32 @@ def preserve_model_classes() -> Iterator[None]:
         base.support_torch_compile = decorate
 
 
+@contextmanager
+def kernel_scan_limited() -> Iterator[None]:
+    """Makes an engine that replaces Triton kernels look for them in vLLM's own modules.
+
+    Without Triton, as on a CPU, vLLM 0.32 compares all attributes of all imported modules, about 8,000, with its
+    kernels whenever an engine starts.
+    """
+    from vllm.triton_utils import dispatcher
+
+    rebind = dispatcher._rebind_kernels
+
+    def rebind_in_vllm(overrides: Any) -> None:
+        modules = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "vllm"}
+        dispatcher.sys = SimpleNamespace(modules=modules)
+        try:
+            rebind(overrides)
+        finally:
+            dispatcher.sys = sys
+
+    dispatcher._rebind_kernels = rebind_in_vllm
+    try:
+        yield
+    finally:
+        dispatcher._rebind_kernels = rebind
+
+
 def keep_process_groups(engine: LLM) -> None:
     """Keeps vLLM's process groups alive until the last engine of this process ends.
 
@@ -69,6 +98,21 @@ def keep_process_groups(engine: LLM) -> None:
 
     clean_up_after_last.waits_for_last = True  # type: ignore[attr-defined]
     core.cleanup_dist_env_and_memory = clean_up_after_last
+
+
+@contextmanager
+def collections_skipped() -> Iterator[None]:
+    """Skips the garbage collections that vLLM requests while engines of this process stop.
+
+    Each engine requests some, of all objects, for GPU memory. With the million objects of the imported libraries they
+    take a second, at the end of a run. What they would free, the next collection frees.
+    """
+    collect = gc.collect
+    gc.collect = lambda generation=2: 0
+    try:
+        yield
+    finally:
+        gc.collect = collect
 
 
 def engine_is_dead(engine: LLM) -> bool:

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cory_env.shadowing import project_packages_first
-from policies.compat.imports import gc_paused
+from policies.compat.imports import COMPILER, UNUSED_BY_VLLM, gc_paused, packages_hidden
 from policies.compat.vllm import (
+    collections_skipped,
     engine_is_dead,
     fail_pending_calls,
     keep_process_groups,
+    kernel_scan_limited,
     kill_engine,
     preserve_model_classes,
     preserve_num_threads,
@@ -156,12 +158,14 @@ class VLLMGenerator:
         self.engines: dict[str, LLM] = {name: self._start(name) for name in self._paths}
 
     def _start(self, name: str) -> LLM:
-        with gc_paused():
+        is_eager = bool(self._arguments.get("enforce_eager"))
+        compiles = not is_eager or os.environ.get("TORCHDYNAMO_DISABLE") != "1"
+        with gc_paused(), packages_hidden(*UNUSED_BY_VLLM, *([] if compiles else [COMPILER])):
             from vllm import LLM
 
         errors = vllm_device.wrap_errors(f"start an engine for `{self._paths[name]}`", EngineStartError, self.device)
-        classes = preserve_model_classes() if self._arguments.get("enforce_eager") else nullcontext()
-        with errors, preserve_num_threads(), classes, project_packages_first():
+        classes = preserve_model_classes() if is_eager else nullcontext()
+        with errors, preserve_num_threads(), classes, kernel_scan_limited(), project_packages_first():
             hub_id, revision = split_revision(self._paths[name])
             arguments = self._arguments | revision | (self._adapter_arguments if name == _SHARED_ENGINE else {})
             engine = LLM(hub_id, kv_cache_memory_bytes=self._cache_bytes.get(name), **arguments)
@@ -370,6 +374,7 @@ class VLLMGenerator:
 
     def close(self) -> None:
         """Stops all engines."""
-        for engine in self.engines.values():
-            engine.llm_engine.engine_core.shutdown()
+        with collections_skipped():
+            for engine in self.engines.values():
+                engine.llm_engine.engine_core.shutdown()
         self.engines.clear()

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from policies.settings.fields import Fields
 
+_DRIVER = "driver"  # the process that `cory` itself runs in
+
 
 @dataclass(frozen=True)
 class Process:
@@ -29,11 +31,16 @@ def processes(settings: Fields, trial: bool = False) -> list[Process]:
     s = settings
     driver_gpus = (s.gpus_per_learner if s.num_learners == 0 else 0) + (s.gpus_per_runner if s.num_runners == 0 else 0)
     kinds = [
-        Process("driver", 1, 1 if trial else 0, driver_gpus),
+        Process(_DRIVER, 1, 1 if trial else 0, driver_gpus),
         Process("runner", s.num_runners, s.runner_threads, s.gpus_per_runner),
         Process("learner", s.num_learners, 0 if s.gpus_per_learner else 1, s.gpus_per_learner),  # CPUs as in RLlib
     ]
     return [kind for kind in kinds if kind.count]
+
+
+def needs_ray(kinds: Sequence[Process]) -> bool:
+    """Returns whether a run needs Ray: to start processes besides the driver, or to assign GPUs."""
+    return any(kind.name != _DRIVER or kind.gpus for kind in kinds)
 
 
 def cpus(kinds: Sequence[Process]) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cory_env.tasks import DataError, Query, Task, TaskSettings, TemplateError, make_task
+from cory_env.tasks import DataError, Query, Task, TaskSettings, TemplateError, make_task, tasks_reused
 
 REWARD = "tests.cory_env.sample_rewards:length"
 
@@ -295,3 +295,16 @@ def test_checksums_are_the_same_in_every_process_even_for_sets() -> None:
         for seed in ("1", "2", "3")
     }
     assert len(checksums) == 1
+
+
+def test_tasks_with_the_same_settings_are_built_once_within_the_context_only(tmp_path: Path) -> None:
+    file = write(tmp_path / "rows.jsonl", [{"query": "a"}, {"query": "b"}])
+    settings = TaskSettings("custom", data=str(file), reward=REWARD)
+    with tasks_reused():
+        task = make_task(settings)
+        assert make_task(replace(settings)) is task and make_task(replace(settings, prompt="{query}!")) is not task
+        with tasks_reused():
+            assert make_task(settings) is not task
+        assert make_task(settings) is task
+    write(file, [{"query": "c"}, {"query": "d"}])
+    assert make_task(settings).train[0].text != task.train[0].text

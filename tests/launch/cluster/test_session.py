@@ -1,5 +1,6 @@
 """Starting or joining Ray: slow starts, network access and tokens."""
 
+import contextlib
 import os
 import shutil
 import socket
@@ -13,6 +14,8 @@ import pytest
 from cory_env.home import IN_JOB
 from launch.cluster import session
 from launch.console.errors import CommandError
+from policies.settings.processes import processes
+from policies.settings.settings import make_settings
 from tests.launch.conftest import ENVIRONMENT
 
 LATE = """
@@ -105,6 +108,29 @@ def test_joining_a_cluster_is_retried_only_within_the_given_time(monkeypatch: py
     assert len(attempts) == 1
     with session.ray_session((), debug=False, retry_seconds=60.0):
         assert len(attempts) == 4
+
+
+def test_a_run_that_the_driver_does_alone_needs_no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+    def ray_session(*_: object) -> contextlib.AbstractContextManager[None]:
+        started.append("Ray")
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(session, "ray_session", ray_session)
+
+    def starts(**settings: int) -> list[str]:
+        started.clear()
+        kinds = processes(make_settings(settings))
+        with session.run_session(kinds, debug=False, on_start=lambda: started.append("told")):
+            return [*started]
+
+    assert starts(num_runners=0) == []
+    assert starts(num_runners=1) == starts(num_runners=0, num_learners=1) == ["told", "Ray"]
+    assert starts(num_runners=0, gpus_per_learner=1, gpus_per_runner=0) == ["told", "Ray"]
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    assert starts(num_runners=0) == ["told", "Ray"]
 
 
 @pytest.mark.parametrize("parent", ["/tmp/" + "x" * 20, "/tmp/missing"])

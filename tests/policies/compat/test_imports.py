@@ -1,11 +1,13 @@
-"""Garbage collection during imports."""
+"""Garbage collection and optional packages during imports."""
 
 import gc
+import sys
 import weakref
+from importlib import import_module
 
 import pytest
 
-from policies.compat.imports import gc_paused
+from policies.compat.imports import gc_paused, packages_hidden
 
 
 class Node:
@@ -59,3 +61,14 @@ def test_collection_is_enabled_again_after_an_error_unless_it_was_disabled() -> 
     finally:
         gc.enable()
         gc.unfreeze()
+
+
+def test_hidden_packages_cannot_be_imported_until_the_context_ends_unless_they_are_imported_already() -> None:
+    sys.modules.pop("this", None)
+    with packages_hidden("this", "json"):
+        import json
+
+        assert json is sys.modules["json"]
+        with pytest.raises(ImportError):
+            import_module("this")
+    assert "this" not in sys.modules and "json" in sys.modules

@@ -44,6 +44,9 @@ def test_rllib_has_the_private_attributes_that_we_use() -> None:
     assert source_contains(Trainable.__init__, "self._setup_logdir()") and source_contains(
         Trainable._setup_logdir, "self._storage"
     )
+    assert source_contains(EnvRunnerGroup.__init__, "ray.put(") and source_contains(
+        EnvRunnerGroup.sync_weights, "ray.put("
+    )
     config = AlgorithmConfig()
     assert config._dont_auto_sync_env_runner_states is False
     disable_runner_state_sync(config)
@@ -77,6 +80,7 @@ def test_vllm_has_the_private_attributes_that_we_use() -> None:
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
     from vllm.model_executor.models.transformers import base
     from vllm.platforms.interface import Platform
+    from vllm.triton_utils import dispatcher
     from vllm.v1.engine import core, core_client
     from vllm.v1.executor.multiproc_executor import MultiprocExecutor
     from vllm.v1.sample.sampler import Sampler
@@ -91,6 +95,10 @@ def test_vllm_has_the_private_attributes_that_we_use() -> None:
     )
     assert callable(get_layerwise_info) and callable(Platform.get_punica_wrapper)
     assert callable(MultiprocExecutor._init_executor)
+    assert source_contains(dispatcher._rebind_kernels, "sys.modules.values()") and source_contains(
+        dispatcher.register_kernels, "_rebind_kernels("
+    )
+    assert source_contains(core.cleanup_dist_env_and_memory, "gc.collect()")
     assert source_contains(
         Sampler.gather_logprobs, "token_ranks = batched_count_greater_than(logprobs, token_logprobs)"
     )
