@@ -161,8 +161,8 @@ def with_shown_kl(metrics: Mapping[str, T]) -> dict[str, T]:
 
     Of training responses that the policy did not score, it is `kl_k3`.
     """
-    shown = next((name for name in ("bare_kl", "kl_k3") if name in metrics), "kl")
-    return {**metrics, "kl": metrics[shown]}
+    shown = next((name for name in ("bare_kl", "kl_k3") if name in metrics), None)
+    return {**metrics} if shown is None else {**metrics, "kl": metrics[shown]}
 
 
 def flatten(record: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, float | None]]:

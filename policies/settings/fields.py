@@ -282,7 +282,7 @@ class Fields(BaseModel):
     """GAE's lambda per token."""
     old_logprobs: OldLogprobs = learning_setting("learner")
     """Old log-probabilities, to which the policy loss compares new ones: the `learner`'s, by a forward pass before
-    training, or the `sampler`'s as they are, without that pass (docs/algorithms.md)."""
+    training, or the `sampler`'s as they are: faster, but not with `max_lag=1` (docs/algorithms.md)."""
     loss: Loss = learning_setting("ppo")
     """Policy loss (docs/algorithms.md): `ppo`, a clipped ratio per token; `gspo`, one per response, all of the same
     weight; `cispo`, ratios as bounded weights without a gradient, so every token has one."""
