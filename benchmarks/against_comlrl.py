@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.record import Figure, Record, median
-from benchmarks.side import need_package
-from benchmarks.time_to_reward import CORES, Curve, ours, run_trainer
+from benchmarks.side import need_package, run_module
+from benchmarks.time_to_reward import CORES, Curve, ours, run_trainer, user_environment
 from launch.console.configuration import read_preset
 
 CLAIM = "two LLMs against two agents of CoMLRL's MAGRPO: the whole command ≥ 4 ×, learning ≥ 1.5 × as fast"
@@ -155,7 +155,9 @@ def comlrl_run(values: Mapping[str, Any], seed: int, folder: Path) -> TimedRun:
 
 
 def cory_run(values: dict[str, Any], seed: int, folder: Path) -> TimedRun:
-    """A run of `cory train`. Learning includes the weight sync, which CoMLRL does not need.
+    """A run of `cory train`; the referee measures its checkpoints afterwards, with the same sampler as CoMLRL's agents.
+
+    Learning includes the weight sync, which CoMLRL does not need.
 
     Raises:
         RuntimeError: it failed; the end of its output is in the message.
@@ -174,4 +176,6 @@ def cory_run(values: dict[str, Any], seed: int, folder: Path) -> TimedRun:
                     "update": seconds["total"] - seconds.get("evaluate", 0.0),
                 }
             )
-    return TimedRun(curve, phases)
+    rewards = run_module("benchmarks.referee", {"run": str(folder)}, user_environment())["rewards"]
+    points = [(update, seconds, rewards[str(update)]) for update, seconds, _ in curve.points if str(update) in rewards]
+    return TimedRun(Curve(points, curve.total_seconds), phases)

@@ -1,4 +1,7 @@
-"""Measures the models of another library's trainer on held-out queries, as `cory train` measures ours."""
+"""Measures models on held-out queries, as `cory train` does: those of another library's trainer, or of a run's folder.
+
+python -m benchmarks.referee '{"run": "runs/NAME"}'
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,16 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedModel
 
+from benchmarks.side import print_answer, read_work
 from cory_env.rewarding.worker import RewardWorker
 from cory_env.tasks import Query
+from launch.models.trained import open_trained
 from policies.generation.generator import EVALUATION_UPDATE, Sampling, sampling_seed
 from policies.generation.transformers_generator import TransformersGenerator
 from policies.learning.metrics import compute_response_metrics
 from policies.learning.policy_model import PolicyModel
 from policies.learning.rows import make_rows
+from policies.models.weights import Weights
 from policies.settings.settings import Settings
 
 POLICY_ID = "llm_1"
@@ -56,9 +62,14 @@ class Referee:
         self.paused += time.time() - stopped
 
     def measure(self, model: PreTrainedModel) -> float:
-        """The mean combined reward on the validation queries."""
+        """The mean combined reward of a model on the validation queries."""
+        return self.measure_weights(
+            {name: parameter.detach().float().numpy() for name, parameter in model.named_parameters()}
+        )
+
+    def measure_weights(self, weights: Weights) -> float:
+        """The mean combined reward on the validation queries, of weights by Hugging Face names."""
         s = self.settings
-        weights = {name: parameter.detach().float().numpy() for name, parameter in model.named_parameters()}
         self.generator.load(POLICY_ID, weights, 0)
         self.model.load({f"lm.{name}": array for name, array in weights.items()})
         queries = self.task.queries("validation")[: s.eval_queries]
@@ -75,3 +86,21 @@ class Referee:
         )
         scored = rows.with_scores(self.model.score(rows))  # zero outside the mask
         return float(compute_response_metrics(scored, s.report_kl_coef)["combined_reward"].mean())
+
+
+def main() -> None:
+    """Measures the first and the last checkpoint of a run, as the mean over its LLMs."""
+    run = read_work()["run"]
+    referee = Referee(open_trained(run, "latest").settings, time.time())
+    rewards = {}
+    for checkpoint in (0, "latest"):
+        policies = open_trained(run, checkpoint)
+        rewards[policies.update] = statistics.mean(
+            referee.measure_weights(policies.weights(policy_id)) for policy_id in policies.settings.policy_ids
+        )
+    referee.worker.close()
+    print_answer({"rewards": rewards})
+
+
+if __name__ == "__main__":
+    main()
