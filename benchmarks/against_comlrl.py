@@ -48,7 +48,7 @@ VALUES: dict[str, Any] = {
     "grad_clip": None,
     "dtype": "fp32",
     "num_updates": 10,
-    "eval_every": 5,
+    "eval_every": 10,
     "eval_queries": 512,
 }
 SPEEDS: tuple[dict[str, Any], ...] = (
