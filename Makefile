@@ -54,6 +54,7 @@ docs: $(READY) ## Write the generated parts of pages, and build the site into do
 
 bench: $(READY) ## Measure what benchmarks/README.md claims; hours, on a machine with nothing else to do
 	@test -d benchmarks/.trl/trl || $(PIP) --no-deps --target benchmarks/.trl -r benchmarks/requirements-trl.txt
+	@test -d benchmarks/.comlrl/comlrl || $(PIP) --no-deps --target benchmarks/.comlrl comlrl==1.4.3
 	@$(BIN)/python -m benchmarks
 
 install: $(READY) ## Only install

@@ -31,6 +31,7 @@ NAMES = (
     "memory",
     "against_trl",
     "time_to_reward",
+    "against_comlrl",
     "runners",
     "growth",
     "pace",

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.models import make_model
 from benchmarks.record import Figure, Record, median
-from benchmarks.side import Took, need_trl, run_side
+from benchmarks.side import Took, need_package, run_side
 from launch.console.configuration import read_preset
 
 CLAIM = "one update against two PPOTrainers: ≥ 3 × faster in bf16, ≥ 1.5 × in fp32, peak memory ≤ 0.7 ×"
@@ -23,7 +23,7 @@ def run(folder: Path, quick: bool) -> Record:
     Raises:
         BenchmarkError: trl is not there.
     """
-    need_trl(TRL, "trl 0.11.4", f"-r {Path(__file__).parent / 'requirements-trl.txt'}")
+    need_package(TRL, "trl", "trl 0.11.4", f"-r {Path(__file__).parent / 'requirements-trl.txt'}")
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: int(THREADS)])
     values: dict[str, Any] = read_preset("imdb-tiny-paper") | {"eval_every": 10**6}
     record = Record("against_trl", CLAIM, values)

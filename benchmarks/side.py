@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,21 +64,22 @@ class Took:
 
     def answer(self) -> None:
         """Prints the result for `run_side`."""
-        print(_MARK + json.dumps(asdict(self)), flush=True)
+        print_answer(asdict(self))
 
 
-def need_trl(folder: Path, name: str, install: str) -> None:
-    """Requires a version of TRL that is not in the project's lock.
+def need_package(folder: Path, package: str, name: str, install: str) -> None:
+    """Requires a library that is not in the project's lock, or another version of one.
 
     Args:
         folder: expected location.
-        name: of the version.
+        package: name of the package that is imported.
+        name: of the library and its version.
         install: arguments of pip to install it into the folder.
 
     Raises:
         BenchmarkError: it is missing; the message has the command to install it.
     """
-    if not (folder / "trl").is_dir():
+    if not (folder / package).is_dir():
         raise BenchmarkError(
             f"{name} is not in {folder}. Install it beside the project's lock:\n"
             f"  python -m pip install --no-deps --target {folder} {install}"
@@ -91,15 +92,29 @@ def read_work() -> dict[str, Any]:
     return words
 
 
-def run_side(module: str, read_work: dict[str, Any], **environment: str) -> Took:
+def print_answer(answer: dict[str, Any]) -> None:
+    """Prints the result for `run_module`."""
+    print(_MARK + json.dumps(answer), flush=True)
+
+
+def run_side(module: str, work: dict[str, Any], **environment: str) -> Took:
     """Runs `python -m module` and returns its measurements.
 
     Raises:
         RuntimeError: it failed; the end of its output is in the message.
     """
+    return Took(**run_module(module, work, {**os.environ, **environment}))
+
+
+def run_module(module: str, work: dict[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
+    """Runs `python -m module` and returns its answer.
+
+    Raises:
+        RuntimeError: it failed; the end of its output is in the message.
+    """
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", module, json.dumps(read_work)],
-        env={**os.environ, **environment},
+        [sys.executable, "-W", "ignore", "-m", module, json.dumps(work)],
+        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -107,4 +122,5 @@ def run_side(module: str, read_work: dict[str, Any], **environment: str) -> Took
     marked = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
     if done.returncode or not marked:
         raise RuntimeError(f"{module} failed with exit code {done.returncode}:\n{done.stdout[-3000:]}")
-    return Took(**json.loads(marked[-1].removeprefix(_MARK)))
+    answer: dict[str, Any] = json.loads(marked[-1].removeprefix(_MARK))
+    return answer

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.record import BenchmarkError, Figure, Record, median
-from benchmarks.side import need_trl
+from benchmarks.side import need_package, run_module
 from launch.console.configuration import read_preset
 
 CLAIM = "the recommended preset reaches TRL's rewards ≥ 3 × as soon as TRL's best; RLOO ≥ 2 × (fp32), ≥ 2.5 × (bf16)"
@@ -52,7 +52,7 @@ class Contest:
 
 def _words(values: Mapping[str, Any]) -> list[str]:
     """Settings, as the command line takes them."""
-    return [f"{name}={value}" for name, value in values.items()]
+    return [f"{name}={'null' if value is None else value}" for name, value in values.items()]
 
 
 def choices(rate: float) -> tuple[dict[str, Any], ...]:
@@ -130,7 +130,7 @@ def run(folder: Path, quick: bool, only: str = "") -> Record:
     Raises:
         BenchmarkError: TRL is not installed, or no contest has that name.
     """
-    need_trl(TRL, "TRL 1.16", "trl==1.16.0")
+    need_package(TRL, "trl", "TRL 1.16", "trl==1.16.0")
     if only and only not in CONTESTS:
         raise BenchmarkError(f"There is no contest `{only}`. They are: {', '.join(CONTESTS)}.")
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
@@ -203,22 +203,29 @@ def theirs(contest: Contest, trainer: str, choice: dict[str, Any], seed: int, fo
         RuntimeError: it failed; the end of its output is in the message.
     """
     settings = read_preset(contest.single) | contest.settings | contest.values | choice | {"seed": seed}
+    work = {"settings": settings, "trainer": trainer, "folder": str(folder)}
+    return run_trainer("benchmarks.trl_trainer_side", TRL, work)[0]
+
+
+def run_trainer(module: str, library: Path, work: dict[str, Any]) -> tuple[Curve, dict[str, Any]]:
+    """A run of another library's trainer in a separate process.
+
+    Args:
+        module: the one that runs it.
+        library: folder of the library.
+        work: what the module needs, besides the time at which it starts.
+
+    Returns:
+        The curve, and the answer of the module.
+
+    Raises:
+        RuntimeError: it failed; the end of its output is in the message.
+    """
+    paths = f"{library}{os.pathsep}{os.environ.get('PYTHONPATH', os.getcwd())}"
     began = time.time()
-    work = {"settings": settings, "trainer": trainer, "folder": str(folder), "began": began}
-    paths = f"{TRL}{os.pathsep}{os.environ.get('PYTHONPATH', os.getcwd())}"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "benchmarks.trl_trainer_side", json.dumps(work)],
-        env=_as_a_user() | {"PYTHONPATH": paths},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    answer = run_module(module, {**work, "began": began}, user_environment() | {"PYTHONPATH": paths})
     took = time.time() - began
-    answers = [line for line in done.stdout.splitlines() if line.startswith("SIDE ")]
-    if done.returncode or not answers:
-        raise RuntimeError(f"TRL failed with exit code {done.returncode}:\n{done.stdout[-3000:]}")
-    answer = json.loads(answers[-1].removeprefix("SIDE "))
-    return Curve([(int(u), float(s), float(r)) for u, s, r in answer["curve"]], took - answer["paused"])
+    return Curve([(int(u), float(s), float(r)) for u, s, r in answer["curve"]], took - answer["paused"]), answer
 
 
 def ours(words: Sequence[str], values: dict[str, Any], seed: int, folder: Path) -> Curve:
@@ -232,7 +239,7 @@ def ours(words: Sequence[str], values: dict[str, Any], seed: int, folder: Path) 
     times, printed = [], {}  # the seconds at which a line came
     began = time.time()
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=_as_a_user()
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=user_environment()
     ) as process:
         for line in process.stdout or ():
             times.append(line)
@@ -256,7 +263,7 @@ def ours(words: Sequence[str], values: dict[str, Any], seed: int, folder: Path) 
     return Curve(points, took - paused)
 
 
-def _as_a_user() -> dict[str, str]:
+def user_environment() -> dict[str, str]:
     """The environment, without the number of threads that benchmarks are pinned to."""
     return {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
 

@@ -60,9 +60,10 @@ def test_an_unknown_benchmark_is_refused_with_those_that_exist(
     assert "no benchmark `lerner`" in capsys.readouterr().err
 
 
-def test_without_trl_its_benchmark_says_how_to_install_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+@pytest.mark.parametrize(("name", "constant"), [("against_trl", "TRL"), ("against_comlrl", "COMLRL")])
+def test_without_its_library_a_benchmark_says_how_to_install_it(
+    name: str, constant: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("benchmarks.against_trl.TRL", tmp_path)
-    assert command.measure("against_trl", quick=True, out=tmp_path) == 2
+    monkeypatch.setattr(f"benchmarks.{name}.{constant}", tmp_path)
+    assert command.measure(name, quick=True, out=tmp_path) == 2
     assert f"pip install --no-deps --target {tmp_path}" in capsys.readouterr().err
