@@ -34,8 +34,8 @@ def run(folder: Path, quick: bool) -> Record:
     before = list(MARKS)[:-1]
     sums = [sum(seconds[part] for part in before) for seconds in rounds]
     after = [seconds[AFTER] for seconds in rounds]
-    record.figures.append(Figure("before the first update", statistics.median(sums), "s", at_most=15.0, runs=sums))
-    record.figures.append(Figure("after the last evaluation", statistics.median(after), "s", at_most=3.0, runs=after))
+    record.figures.append(Figure("before the first update", statistics.median(sums), "s", at_most=8.0, runs=sums))
+    record.figures.append(Figure("after the last evaluation", statistics.median(after), "s", at_most=1.5, runs=after))
     record.detail["rounds"] = rounds
     return record
 
