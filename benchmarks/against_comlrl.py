@@ -8,8 +8,8 @@ starts with the command and stands still while held-out queries are measured.
 
 CoMLRL has settings neither for generating responses to several queries at once nor for learning from several responses
 in one forward pass, and calls the reward once per pair. `parallel_training="mp"` runs the agents in parallel threads if
-the names of their devices differ (`cpu:0` and `cpu:1` are the same CPU). It gets the fastest of `SPEEDS`, and the
-learning rate of `RATES` with the highest held-out reward, both chosen on a seed that no figure uses.
+the names of their devices differ (`cpu:0` and `cpu:1` are the same CPU). It gets the fastest of `SPEEDS`. Each side
+gets the learning rate of `RATES` with its highest held-out reward. All are chosen on a seed that no figure uses.
 
 Remaining differences between the objectives: ours clips probability ratios, which can matter in an update's second
 optimizer step; CoMLRL has neither ratios nor epochs over an update's responses. It also trains on the padding after
@@ -56,7 +56,7 @@ SPEEDS: tuple[dict[str, Any], ...] = (
     {"parallel_training": "none", "threads": 2},
     {"parallel_training": "mp", "threads": 1},
 )
-RATES = (2e-4, 4e-4, 8e-4)
+RATES = (4e-4, 8e-4, 1.6e-3)
 OURS, THEIRS = "ours", "CoMLRL"
 
 
@@ -79,7 +79,7 @@ class TimedRun:
 
 
 def run(folder: Path, quick: bool) -> Record:
-    """Chooses CoMLRL's settings, then lets it take turns with ours.
+    """Chooses the settings of both sides, then lets them take turns.
 
     Args:
         folder: for the runs.
@@ -95,27 +95,35 @@ def run(folder: Path, quick: bool) -> Record:
     one_update = values | {"num_updates": 1, "eval_queries": 1}
     count = 1 if quick else None
     speeds = [
-        comlrl_run(one_update | speed, SWEEP_SEED, folder / f"speed-{number}")
+        comlrl_run(one_update | speed, {}, SWEEP_SEED, folder / f"speed-{number}")
         for number, speed in enumerate(SPEEDS[:count])
     ]
     fastest = SPEEDS[min(range(len(speeds)), key=lambda number: speeds[number].seconds("update"))]
+    train = {OURS: partial(cory_run, values), THEIRS: partial(comlrl_run, values | fastest)}
     rates = {
-        rate: comlrl_run(values | fastest | {"lr": rate}, SWEEP_SEED, folder / f"rate-{rate}") for rate in RATES[:count]
+        side: {rate: run_rate({"lr": rate}, SWEEP_SEED, folder / f"{side}-{rate}") for rate in RATES[:count]}
+        for side, run_rate in train.items()
     }
-    chosen = fastest | {"lr": max(rates, key=lambda rate: rates[rate].final_reward)}
-    sides = {OURS: partial(cory_run, values), THEIRS: partial(comlrl_run, values | chosen)}
+    chosen = {side: {"lr": best_rate(of_side)} for side, of_side in rates.items()}
+    sides = {side: partial(run_rate, chosen[side]) for side, run_rate in train.items()}
     runs: dict[str, list[TimedRun]] = {side: [] for side in sides}
     for number in range(1 if quick else ROUNDS):
         for side in list(sides) if number % 2 else reversed(list(sides)):
             runs[side].append(sides[side](number, folder / f"{side}-{number}"))
-    record = Record("against_comlrl", CLAIM, {**read_preset(PRESET), **values, "CoMLRL's settings": chosen})
+    settings = {**read_preset(PRESET), **values, "CoMLRL's settings": fastest, "learning rates": chosen}
+    record = Record("against_comlrl", CLAIM, settings)
     record.detail = {
         "speeds": [(speed, asdict(timed)) for speed, timed in zip(SPEEDS, speeds, strict=False)],
-        "rates": [(rate, asdict(timed)) for rate, timed in rates.items()],
+        "rates": {side: [(rate, asdict(timed)) for rate, timed in of_side.items()] for side, of_side in rates.items()},
         "runs": {side: [asdict(timed) for timed in of_side] for side, of_side in runs.items()},
     }
     record.figures = compare(runs)
     return record
+
+
+def best_rate(runs: Mapping[float, TimedRun]) -> float:
+    """The learning rate whose run has the highest held-out reward after the last update."""
+    return max(runs, key=lambda rate: runs[rate].final_reward)
 
 
 def compare(runs: Mapping[str, list[TimedRun]]) -> list[Figure]:
@@ -140,21 +148,21 @@ def compare(runs: Mapping[str, list[TimedRun]]) -> list[Figure]:
     return figures
 
 
-def comlrl_run(values: Mapping[str, Any], seed: int, folder: Path) -> TimedRun:
-    """A run of CoMLRL's trainer, with settings of ours and one of `SPEEDS`.
+def comlrl_run(values: Mapping[str, Any], rate: Mapping[str, float], seed: int, folder: Path) -> TimedRun:
+    """A run of CoMLRL's trainer, with settings of ours, one of `SPEEDS`, and a learning rate.
 
     Raises:
         RuntimeError: it failed; the end of its output is in the message.
     """
     speed = {name: value for name, value in values.items() if name in SPEEDS[0]}
     settings = {name: value for name, value in values.items() if name not in speed}
-    settings = read_preset(PRESET) | {"average_tau": 1.0} | settings | {"seed": seed}
+    settings = {**read_preset(PRESET), "average_tau": 1.0, **settings, **rate, "seed": seed}
     work = {"settings": settings, "folder": str(folder), **speed}
     curve, answer = run_trainer("benchmarks.comlrl_side", COMLRL, work)
     return TimedRun(curve, answer["phases"])
 
 
-def cory_run(values: dict[str, Any], seed: int, folder: Path) -> TimedRun:
+def cory_run(values: Mapping[str, Any], rate: Mapping[str, float], seed: int, folder: Path) -> TimedRun:
     """A run of `cory train`; the referee measures its checkpoints afterwards, with the same sampler as CoMLRL's agents.
 
     Learning includes the weight sync, which CoMLRL does not need.
@@ -162,7 +170,7 @@ def cory_run(values: dict[str, Any], seed: int, folder: Path) -> TimedRun:
     Raises:
         RuntimeError: it failed; the end of its output is in the message.
     """
-    curve = ours([PRESET], values, seed, folder)
+    curve = ours([PRESET], {**values, **rate}, seed, folder)
     phases = []
     for line in (folder / "metrics.jsonl").read_text().splitlines():
         report = json.loads(line)
