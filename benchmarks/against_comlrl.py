@@ -3,16 +3,16 @@
 On both sides, two LLMs with their own full weights, in fp32, respond to the same queries without seeing each other's
 responses. The reward of a pair of responses is the sum of both, and is compared with the query's other pairs (GRPO).
 The sides have the same model, queries in the same order, reward function, lengths, sampling, responses per update and
-per optimizer step, AdamW with the same weight decay, and cores; no KL penalty and no gradient clipping. The clock
-starts with the command and stands still while held-out queries are measured.
+per optimizer step, AdamW with the same weight decay, and cores; no KL penalty, and neither ratios nor gradients are
+clipped. The clock starts with the command and stands still while held-out queries are measured.
 
 CoMLRL has settings neither for generating responses to several queries at once nor for learning from several responses
 in one forward pass, and calls the reward once per pair. `parallel_training="mp"` runs the agents in parallel threads if
 the names of their devices differ (`cpu:0` and `cpu:1` are the same CPU). It gets the fastest of `SPEEDS`. Each side
 gets the learning rate of `RATES` with its highest held-out reward. All are chosen on a seed that no figure uses.
 
-Remaining differences between the objectives: ours clips probability ratios, which can matter in an update's second
-optimizer step; CoMLRL has neither ratios nor epochs over an update's responses. It also trains on the padding after
+Remaining differences between the objectives: in an update's second optimizer step, ours weighs tokens by their
+probability ratio; CoMLRL has neither ratios nor epochs over an update's responses. It also trains on the padding after
 responses, and never on the last token of a group's longest responses.
 """
 
@@ -44,6 +44,8 @@ VALUES: dict[str, Any] = {
     "partner_reward": 1.0,
     "advantage": "grpo",
     "kl_coef": 0.0,
+    "clip_ratio": 1e6,  # CoMLRL does not clip
+    "importance_sampling_clip_max": None,
     "weight_decay": 0.01,  # PyTorch's default, which CoMLRL keeps
     "grad_clip": None,
     "dtype": "fp32",

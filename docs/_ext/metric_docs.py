@@ -4,8 +4,9 @@ METRIC_DOCS = {
     "task_reward": "Mean task reward of the responses, before `credit` and `reward_scaling`.",
     "kl": "Mean KL to the reference policy per response, in nats, summed over tokens and computed over the whole "
     "vocabulary. Policy and reference are given the same prompt. Not in `last_response`.",
-    "kl_k3": "Only in training, in place of `kl` if policies do not score their responses (`old_logprobs`): the KL "
-    "estimated by k3 from the sampled tokens.",
+    "kl_k3": "Only in training, instead of `kl`, if policies do not score their responses before they train: the KL "
+    "estimated by k3 from the sampled tokens. That is so with `old_logprobs=sampler`, and if an update is one "
+    "optimizer step and the KL is in the loss.",
     "bare_kl": "Only in `last_response`: KL if the reference is given the bare query, estimated from the sampled "
     "tokens. In files of earlier versions it is named `kl`.",
     "combined_reward": "Mean of task reward minus `eval_kl_coef` times KL (in `last_response`: `bare_kl`; in place of "

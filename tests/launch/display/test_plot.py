@@ -69,6 +69,16 @@ def test_the_last_answer_is_drawn_beside_the_policies_with_its_kl_on_the_bare_qu
     assert drawn(figure, 1)[colours["last answer"], "D"][-2:] == [3.0, 3.0]
 
 
+def test_the_kl_of_unscored_responses_is_the_estimated_one(tmp_path: Path) -> None:
+    settings = paper_settings(num_updates=12)
+    lines = record_test_run(tmp_path / "run", settings).metrics
+    for line in lines[1:]:
+        for policy_id, figures in line["policy"].items():
+            line["policy"][policy_id] = {**figures, "kl": None, "kl_k3": 4.5}
+    figure = plot(lines, settings)
+    assert drawn(figure, 1)[legend(figure)["llm_1"], "None"] == [4.5] * 12
+
+
 @pytest.mark.parametrize("agents", [2, 3])
 def test_one_llm_in_all_roles_has_a_curve_per_role(tmp_path: Path, agents: int) -> None:
     settings = paper_settings(num_updates=12, num_agents=agents, num_policies=1)

@@ -45,6 +45,12 @@ def test_a_missing_value_is_a_dash() -> None:
     assert RowFormatter(paper_settings(num_agents=1), "→").update(update).plain.split()[3] == "-"
 
 
+def test_the_kl_of_unscored_responses_is_the_estimated_one() -> None:
+    update = line(1)
+    update["policy"]["llm_1"] = {**FIGURES, "kl": None, "kl_k3": 4.5}
+    assert RowFormatter(paper_settings(num_agents=1), "→").update(update).plain.split()[3] == "4.50"
+
+
 def test_an_evaluation_has_rows_for_policies_last_response_and_average() -> None:
     evaluation = {**dict.fromkeys(("llm_1", "llm_2"), FIGURES), "llm_mean": {**FIGURES, "kl": None}}
     renamed: MetricValues = {"task_reward": -12.345, "bare_kl": 123.45, "in_chain_kl": 9.0, "combined_reward": -99.99}
