@@ -48,6 +48,7 @@ from policies.models.language_model import (
 from policies.models.lora import Lora
 
 VALUE_HEAD = "value_head."
+_RECOMPILE_LIMIT = 64  # variants of a block: policies, reference, with and without a mask, gradients or adapters
 _BF16_TOLERANCE = 0.1  # nats by which bf16 may change the log-probability of a token on average
 
 
@@ -98,6 +99,7 @@ class PolicyModel(nn.Module):
         self._dtype = dtype
         self._max_length = max_length
         self._reference: list[PreTrainedModel] = []  # a list: nn.Module must not register it
+        self._compiles = False
         base_device = torch.device(device)
         forward_dtype, eager = compute_dtype(dtype, base_device), self._eager(base_device)
         frozen_dtype, master = base_dtype(dtype, base_device), master_dtype(forward_dtype)
@@ -191,8 +193,19 @@ class PolicyModel(nn.Module):
                 eager=self._eager(self.device),
                 max_length=self._max_length,
             )
+            if self._compiles:
+                _compile_blocks(base)
             self._reference = [base]
         return self._reference[0]
+
+    def compile_blocks(self) -> None:
+        """Compiles the transformer blocks of policy and reference when they are first called, for rows of any length.
+
+        `check_forward` comes before it: its variants, such as eager attention, would each be compiled.
+        """
+        self._compiles = True
+        for lm in (self.lm, *self._reference):
+            _compile_blocks(lm)
 
     def forward(
         self, rows: Rows, layout: Layout | None = None, with_entropy: bool = False
@@ -364,6 +377,12 @@ class PolicyModel(nn.Module):
             for name, parameter in self.trainable():
                 if critic or not name.startswith(VALUE_HEAD):
                     copy_full(parameter, torch.from_numpy(np.array(state[name])))
+
+
+def _compile_blocks(lm: PreTrainedModel) -> None:
+    torch._dynamo.config.recompile_limit = _RECOMPILE_LIMIT  # beyond it, blocks would run uncompiled
+    for block in transformer_blocks(lm, "torch_compile=false"):
+        block.compile(dynamic=True)
 
 
 def _spread(values: Tensor, layout: Layout, like: Tensor) -> Tensor:

@@ -52,14 +52,19 @@ def shard(root: nn.Module, blocks: list[nn.Module], mesh: DeviceMesh, dtype: tor
             module.set_reduce_scatter_unused_params(True)  # an expert may get no token in one of the processes
 
 
-def transformer_blocks(lm: PreTrainedModel) -> list[nn.Module]:
-    """The transformer blocks of an LM, by the class names that its family declares (`_no_split_modules`)."""
+def transformer_blocks(lm: PreTrainedModel, fix: str = "shards_per_policy=1") -> list[nn.Module]:
+    """The transformer blocks of an LM, by the class names that its family declares (`_no_split_modules`).
+
+    Args:
+        fix: the setting that does without them, for the error if there are none.
+    """
     names = no_split_classes(lm)
-    blocks = [module for module in lm.modules() if type(module).__name__ in names]
+    # FSDP gives a sharded block a subclass of its class.
+    blocks = [module for module in lm.modules() if not names.isdisjoint(c.__name__ for c in type(module).__mro__)]
     if not blocks:
         raise ModelError(
-            f"`{lm.name_or_path}` cannot be sharded: its class {type(lm).__name__} does not declare its blocks "
-            "(`_no_split_modules`). Set shards_per_policy=1."
+            f"The transformer blocks of `{lm.name_or_path}` are unknown: its class {type(lm).__name__} does not "
+            f"declare them (`_no_split_modules`). Set {fix}."
         )
     return blocks
 

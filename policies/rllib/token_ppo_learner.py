@@ -59,6 +59,8 @@ class TokenPPOLearner(TorchLearner):
         super().build()
         for policy in self.policies.values():
             policy.check_forward()
+            if self.settings.torch_compile:
+                policy.model.compile_blocks()
         shards = None if self.mesh is None else self.mesh.get_group("shard")
         self._checkpoint_group = checkpoint_group(shards) if shards is not None and self._saves_in_background else None
 

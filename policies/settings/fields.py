@@ -188,6 +188,9 @@ class Fields(BaseModel):
     """Keep Adam's moments in CPU memory instead of on the GPU: less GPU memory, slower steps (docs/gpus.md)."""
     gradient_checkpointing: bool = computing_setting(False)
     """Recompute activations in the backward pass: less memory, a fifth to a third more time."""
+    torch_compile: bool = computing_setting(False, resume=False)
+    """Compile the learner's transformer blocks, which fuses small operations; not measured on a GPU, no gain on a CPU.
+    A resumed run may differ from an uninterrupted one by rounding."""
     backend: Literal["vllm", "transformers"] = sampling_setting("vllm" if vllm_installed() else "transformers")
     """Engine that generates responses; default: `vllm` if installed, else `transformers`, which is slower."""
     dtype: Literal["auto", "bf16", "fp32"] = sampling_setting("auto")

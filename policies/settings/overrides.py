@@ -90,6 +90,8 @@ REQUIREMENTS = (
     Requirement(("weight_transfer",), lambda s: s.weights == "full", "weights=full"),
     Requirement(RUNNER_SETTINGS, lambda s: s.num_runners, "num_runners of 1 or more"),
     Requirement(("offload_optimizer",), lambda s: s.gpus_per_learner, "gpus_per_learner"),
+    # CPU engines disable PyTorch's compiler in their process.
+    Requirement(("torch_compile",), lambda s: s.num_runners or s.backend != "vllm", "num_runners of 1 or more"),
 )
 
 

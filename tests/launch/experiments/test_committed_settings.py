@@ -26,7 +26,7 @@ RECORD = Path(__file__).with_name("committed_settings.json")
 """`common`: values that most of them have; `presets`, `studies` and `feedback`: where each differs from it."""
 MACHINE = {"backend", "gpus_per_runner", "gpus_per_learner"}
 """Settings whose defaults depend on the machine."""
-CHANGED = {"num_passes", "checkpoint_minutes", "env", "max_turns", "env_processes", "old_logprobs"}
+CHANGED = {"num_passes", "checkpoint_minutes", "env", "max_turns", "env_processes", "old_logprobs", "torch_compile"}
 """Settings that the record does not have, because they are newer; all presets and arms have their defaults."""
 NEW = {"paper", "demo/chain", "demo/single", "signals-tiny"}
 """Presets and arms that are newer than the record."""

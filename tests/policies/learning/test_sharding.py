@@ -181,7 +181,7 @@ def test_a_family_that_declares_no_blocks_is_rejected(llama: str, monkeypatch: p
     lm = init_empty(llama)
     assert [type(block).__name__ for block in transformer_blocks(lm)] == ["LlamaDecoderLayer"] * 2
     monkeypatch.setattr(lm, "_no_split_modules", [])
-    with pytest.raises(ModelError, match=r"does not declare its blocks .* Set shards_per_policy=1\."):
+    with pytest.raises(ModelError, match=r"does not declare them .* Set shards_per_policy=1\."):
         transformer_blocks(lm)
 
 

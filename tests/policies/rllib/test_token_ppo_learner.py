@@ -18,6 +18,7 @@ from policies.generation.generator import Response
 from policies.learning.credit import assign_credit
 from policies.learning.estimation import AdvantageEstimator
 from policies.learning.rows import NonFiniteUpdate, Rows
+from policies.learning.sharding import transformer_blocks
 from policies.rllib.token_batch import rows_from_episodes
 from policies.rllib.token_ppo_learner import TokenPPOLearner
 from policies.rollout.episodes import to_rllib_episode
@@ -95,6 +96,17 @@ def equal(one: dict[str, np.ndarray], two: dict[str, np.ndarray]) -> bool:
 def steps(learner: TokenPPOLearner, policy_id: str) -> set[float]:
     """The numbers of optimizer steps of the policy's weights."""
     return {float(entry["step"]) for entry in learner.policies[policy_id].optimizer.state.values()}
+
+
+def test_the_blocks_of_policies_and_reference_are_compiled_on_request() -> None:
+    for requested in (False, True):
+        learner = build(weights="full", backend="transformers", torch_compile=requested)
+        models = [policy.model for policy in learner.policies.values()]
+        lms = [lm for model in models for lm in (model.lm, model.reference())]
+        blocks = [block for lm in lms for block in transformer_blocks(lm)]
+        assert blocks and all((block._compiled_call_impl is not None) == requested for block in blocks)
+        for block in blocks:  # other learners share the reference
+            block._compiled_call_impl = None
 
 
 def test_rows_of_one_policy_do_not_change_the_other(weights: str) -> None:

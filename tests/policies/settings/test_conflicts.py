@@ -168,6 +168,7 @@ GDPO: dict[str, Any] = {
         ),
         ({"num_learners": 3, "queries_per_update": 8, "minibatch_size": 8}, "not divisible by num_learners=3"),
         ({"offload_optimizer": True}, "offload_optimizer=true requires gpus_per_learner."),
+        ({"torch_compile": True, "num_runners": 0}, "torch_compile=true requires num_runners of 1 or more."),
         ({"num_learners": 2, "gpus_per_learner": 0.5}, "num_learners=2 requires whole GPUs, as NCCL does. Set"),
         ({"shards_per_policy": 2, "num_learners": 3}, "shards_per_policy=2 requires num_learners=4, 2 per LLM, not 3."),
         ({"shards_per_policy": 1, "num_policies": 1}, "requires num_learners=1, 1 per LLM, not 0."),

@@ -1,0 +1,57 @@
+"""Compiled transformer blocks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partialmethod
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+
+from policies.learning.policy_learner import PolicyLearner
+from policies.learning.rows import TrainRows
+from tests.policies.learning.test_policy_learner import make_row_batch, ready
+from tests.policies.learning.test_sharding import llama, make_learner, path
+
+__all__ = ["llama", "path"]
+
+CASES = [
+    ("full", "aot_eager"),  # traces forward and backward passes, and runs them without generated code
+    pytest.param("lora", "inductor", marks=pytest.mark.slow),
+]
+
+
+def updated(learner: PolicyLearner, rows: TrainRows) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+    metrics = [learner.update(replace(rows), number) for number in range(2)]
+    return metrics[-1], learner.model.state()
+
+
+@pytest.mark.parametrize(("weights", "backend"), CASES)
+def test_compiled_blocks_learn_the_same(
+    llama: str, weights: str, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Adapters are trained with gradient checkpointing here. All blocks, of policy and reference, share their code."""
+    monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend=backend))
+    torch._dynamo.reset()
+    counters.clear()
+    plain = make_learner(llama, weights, micro_batch_size=6)
+    plain.check_forward()
+    rows, expected_scores = ready(plain), plain.score(make_row_batch()).columns()
+    expected_metrics, expected_state = updated(plain, rows)
+    compiled = make_learner(llama, weights, micro_batch_size=6)
+    compiled.check_forward()
+    compiled.model.compile_blocks()
+    assert not counters["stats"]["unique_graphs"]
+    for name, column in compiled.score(make_row_batch()).columns().items():
+        torch.testing.assert_close(column, expected_scores[name], rtol=1e-5, atol=2e-6)
+    metrics, state = updated(compiled, rows)
+    assert metrics == pytest.approx(expected_metrics, rel=1e-4, abs=1e-6)
+    for name, array in expected_state.items():
+        np.testing.assert_allclose(state[name], array, atol=2e-6)
+    graphs = counters["stats"]["unique_graphs"]
+    assert 0 < graphs <= 12 and not counters["graph_break"]
+    compiled.score(make_row_batch(count=4))
+    assert counters["stats"]["unique_graphs"] == graphs
