@@ -31,7 +31,8 @@ def axes(folder: Path) -> dict[str, dict[int, dict[str, Any]]]:
     env = {
         **{"task": "custom", "data": None, "eval_data": None, "reward": None, "roles": [{"name": "solver"}]},
         **{"model": make_model("5M-4k", folder), "num_agents": 1, "exchange_period": None, "credit": "sum"},
-        **{"advantage": "rloo", "num_generations": 2, "queries_per_update": 8, "minibatch_size": 8},
+        # Each prompt is generated from once; groups would share the first turn's.
+        **{"advantage": "reinforce", "num_generations": 1, "queries_per_update": 16, "minibatch_size": 16},
         **{"max_prompt_tokens": PROMPT_TOKENS, "max_query_tokens": None, "min_query_tokens": None},
     }
     return {

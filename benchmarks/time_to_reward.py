@@ -41,7 +41,7 @@ class Contest:
     values: dict[str, Any]
     """Settings of all runs."""
     ours: dict[str, list[str]]
-    """Settings of `cory train` by side. `RLOO` is compared with TRL's, the others with its best."""
+    """Settings of `cory train` by side. `RLOO…` is compared with TRL's RLOO, the others with its best."""
     choices: tuple[dict[str, Any], ...]
     """Settings to try for TRL, on a seed that no figure uses; the one that is first at the highest level is taken."""
     levels: tuple[float, ...]
@@ -69,6 +69,7 @@ FILMS = Contest(
     {
         "imdb-tiny": ["imdb-tiny", "average_period=5", "average_tau=1.0"],  # the preset when it was measured
         "RLOO": ["imdb-tiny-ppo", *_words(RLOO)],
+        "RLOO, old_logprobs=sampler": ["imdb-tiny-ppo", *_words(RLOO), "old_logprobs=sampler"],
         "PPO": ["imdb-tiny-ppo", "queries_per_update=256"],
     },
     choices(2e-4),
@@ -81,7 +82,7 @@ CONTESTS = {
     "films-bf16": replace(
         FILMS,
         values=FILMS.values | {"dtype": "bf16"},
-        ours={side: FILMS.ours[side] for side in ("imdb-tiny", "RLOO")},
+        ours={side: words for side, words in FILMS.ours.items() if side != "PPO"},
         trainers=("rloo",),
         goals={"imdb-tiny": 3.0, "RLOO": 2.5},
     ),
@@ -183,7 +184,7 @@ def compare(contest: Contest, curves: Mapping[str, list[Curve]]) -> list[Figure]
         for level in contest.levels:
             match.append(median(f"{side}: until {level}", [curve.seconds_to(level) for curve in of_side], "s"))
     for ours_ in contest.ours:
-        their, target = "RLOO" if ours_ == "RLOO" else "best", contest.goals.get(ours_)
+        their, target = "RLOO" if ours_.startswith("RLOO") else "best", contest.goals.get(ours_)
         names = [name for name in curves if name.startswith("TRL") and their in ("best", name.removeprefix("TRL "))]
         rounds = list(zip(curves[f"ours, {ours_}"], zip(*(curves[name] for name in names), strict=True), strict=True))
         total_seconds = [min(one.total_seconds for one in others) / ours.total_seconds for ours, others in rounds]

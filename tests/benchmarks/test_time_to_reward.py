@@ -28,11 +28,13 @@ def test_ours_is_compared_with_the_best_of_theirs_in_the_same_round() -> None:
         "TRL GRPO": [Curve(SLOW, 300.0), Curve(QUICK, 90.0)],
         "ours, imdb-tiny": [Curve(QUICK, 100.0)] * 2,
         "ours, RLOO": [Curve(QUICK, 50.0)] * 2,
+        "ours, RLOO, old_logprobs=sampler": [Curve(QUICK, 40.0)] * 2,
         "ours, PPO": [Curve([(0, 40.0, 0.0), (10, 80.0, 0.1)], 100.0)] * 2,
     }
     results = {figure.label: figure for figure in compare(FILMS, curves)}
     assert results["imdb-tiny: whole command, sooner than TRL's best"].runs == (2.0, 0.9)
     assert results["RLOO: whole command, sooner than TRL's RLOO"].runs == (4.0, 8.0)
+    assert results["RLOO, old_logprobs=sampler: whole command, sooner than TRL's RLOO"].runs == (5.0, 10.0)
     assert results["RLOO: until 0.2, sooner than TRL's RLOO"].runs == (95.0 / 50.0, 95.0 / 50.0)
     assert results["PPO: until 0.2, sooner than TRL's best"].value == 0.0  # it never got there
     assert results["TRL RLOO: reward of its last two evaluations"].value == pytest.approx(0.4)
