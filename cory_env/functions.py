@@ -23,6 +23,8 @@ from cory_env.shadowing import PROJECT_PACKAGES, shadowed_import
 
 ENVIRONMENT = "environment"
 """The kind of a function that makes an environment; it may be a class."""
+TEXTARENA = "textarena:"
+"""Prefix of the names of TextArena's games; what follows is the game's id."""
 IN_CHILD_PROCESSES = ("reward", "feedback", ENVIRONMENT)
 """Kinds whose functions have a process that needs only `cory_env` of the project."""
 
@@ -41,6 +43,8 @@ def parse_spec(spec: str, kind: str = "reward") -> tuple[str, str, dict[str, str
         return PICKLED, spec.split(":")[1], {}
     try:
         target, settings = split_settings(spec)
+        if target.startswith(TEXTARENA):
+            return "cory_env.text_envs.textarena", "game", {"id": target.removeprefix(TEXTARENA), **settings}
         module, _, function = target.partition(":")
         if not all(part.isidentifier() for part in (*module.split("."), *function.split("."))):
             raise ValueError(f"{target!r} is not a function's name")

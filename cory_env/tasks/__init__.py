@@ -29,6 +29,7 @@ from cory_env.tasks.drafts import DRAFTS
 from cory_env.tasks.mathematics import MATHEMATICS
 from cory_env.tasks.numbers import GSM8K
 from cory_env.tasks.readers import DataError
+from cory_env.tasks.reasoning_gym import REASONING_GYM
 from cory_env.tasks.rows import choose_validation, truncate_queries
 from cory_env.tasks.sudoku import SUDOKU
 from cory_env.tasks.task import Query, Split, Task, TemplateError
@@ -69,6 +70,7 @@ TASKS = {
     "gsm8k": GSM8K,
     "imdb": IMDB,
     "math": MATHEMATICS,
+    "reasoning_gym": REASONING_GYM,
     "sudoku": SUDOKU,
 }
 _built_tasks: ContextVar[list[tuple[TaskSettings, Task]] | None] = ContextVar("built_tasks", default=None)

@@ -1,4 +1,4 @@
-"""Reads data row by row: JSON Lines, JSON, CSV, Parquet, and data sets of the Hugging Face hub.
+"""Reads data row by row: JSON Lines, JSON, CSV, Parquet, and data sets of the Hugging Face hub and of reasoning-gym.
 
 A row that cannot be read raises an error with file and line. Dropping it would shift all later query ids.
 """
@@ -8,8 +8,10 @@ import io
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from urllib.parse import quote
 
 from cory_env.home import upload_hint
+from cory_env.rewards.reasoning_gym import read_entries
 
 LocatedRow = tuple[str, Mapping[str, object]]  # its location ("line 3", "row 3", from 1), and its columns
 
@@ -162,3 +164,29 @@ def read_hub(
             "Correct its name or settings, check the connection to the hub, or set data to a file."
             f"{upload_hint(name)}"
         ) from error
+
+
+def read_reasoning_gym(name: str, **settings: str) -> Iterator[LocatedRow]:
+    """Yields the rows of a data set of reasoning-gym, or of a mixture, with the columns that its reward requires.
+
+    Args:
+        name: Of the data set.
+        settings: Its settings, as text.
+    """
+    source = name + "".join(
+        f"{'&' if index else '?'}{key}={quote(value)}" for index, (key, value) in enumerate(settings.items())
+    )
+    try:
+        entries = read_entries(source)
+    except (ModuleNotFoundError, ValueError) as error:
+        raise DataError(f"The data reasoning_gym:{source} cannot be used: {str(error).rstrip('.')}.") from error
+    for number, entry in enumerate(entries, start=1):
+        yield (
+            f"row {number}",
+            {
+                "query": entry["question"],
+                "answer": entry["answer"],
+                "metadata": entry["metadata"],
+                "dataset": source,
+            },
+        )

@@ -7,6 +7,7 @@ CSV as JSON). Conversations require `chat`.
     questions.jsonl                                        also .json, .csv and .parquet
     questions.csv?query_column=question                    another column for the query
     hub:stanfordnlp/imdb?split=train&query_column=text     also config=… and revision=…, or a folder as the name
+    reasoning_gym:chain_sum?size=2000&seed=1               puzzles made by a program (`cory_env.tasks.reasoning_gym`)
 """
 
 import json
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING
 from cory_env.functions import split_settings
 from cory_env.home import HomeError, expand_home, upload_hint
 from cory_env.message import SURROGATE_PROBLEM, Message, has_surrogate, is_blank
-from cory_env.tasks.readers import HUB_SETTINGS, READERS, DataError, LocatedRow, read_hub
+from cory_env.tasks.readers import HUB_SETTINGS, READERS, DataError, LocatedRow, read_hub, read_reasoning_gym
 from cory_env.tasks.task import Query
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 Source = str | os.PathLike[str]
 
-HUB = "hub:"
+HUB, REASONING_GYM = "hub:", "reasoning_gym:"
 QUERY = "query"
 """The default column of the query."""
 QUERY_COLUMN = "query_column"
@@ -105,6 +106,8 @@ def parse_source(source: Source) -> tuple[str, dict[str, str]]:
     valid_settings = (QUERY_COLUMN, *HUB_SETTINGS) if hub else (QUERY_COLUMN,)
     try:
         name, settings = split_settings(text)
+        if name.startswith(REASONING_GYM):
+            return name, settings
         name = hub + expand_home(name.removeprefix(hub))
     except HomeError as error:
         raise DataError(str(error)) from error
@@ -122,6 +125,8 @@ def parse_source(source: Source) -> tuple[str, dict[str, str]]:
 def _read_rows(name: str, settings: Mapping[str, str]) -> Iterator[LocatedRow]:
     if name.startswith(HUB):
         return read_hub(name.removeprefix(HUB), **settings)
+    if name.startswith(REASONING_GYM):
+        return read_reasoning_gym(name.removeprefix(REASONING_GYM), **settings)
     if not os.path.isfile(name):
         raise DataError(
             f"Data file {name} not found in {os.getcwd()}. Correct the path; for a folder of data files, write "

@@ -71,19 +71,21 @@ class Fields(BaseModel):
 
     # Task, data and model.
     task: str = task_setting("custom")
-    """The task: `custom`, your own `data` and `reward`; `arithmetic`, `code`, `drafts`, `gsm8k`, `imdb`, `math` or
-    `sudoku`; or a function of yours that makes one, `module:function` (docs/own-task.md)."""
+    """The task: `custom`, your own `data` and `reward`; `arithmetic`, `code`, `drafts`, `gsm8k`, `imdb`, `math`,
+    `reasoning_gym` or `sudoku`; or a function of yours that makes one, `module:function` (docs/own-task.md)."""
     env: str | None = task_setting(None)
     """An environment instead of a task, whose agents act several times: a function of yours that makes a PettingZoo AEC
-    environment with text, `module:function` (docs/environments.md). Its agents are the roles."""
+    environment with text, `module:function`, or a game, `textarena:ID` (docs/environments.md). Its agents are the
+    roles."""
     max_turns: int = task_setting(16, ge=1, le=1024)
     """With `env`: maximum number of turns of an agent in an episode; then the episode is truncated."""
     env_processes: int = computing_setting(4, ge=1)
     """With `env`: processes of each runner in which environments run. Each takes one step at a time, which may take
     `reward_timeout`; failures are handled as those of rewards (`on_reward_error`)."""
     data: str | None = task_setting(None, content=True)
-    """Training queries instead of the task's own: a .jsonl, .json, .csv or .parquet file, `hub:OWNER/NAME` or
-    `hub:FOLDER`; options follow as `?query_column=COLUMN`, for `hub:` also `&split=train&config=...&revision=...`."""
+    """Training queries instead of the task's own: a .jsonl, .json, .csv or .parquet file, `hub:OWNER/NAME`,
+    `hub:FOLDER` or `reasoning_gym:NAME`; options follow as `?query_column=COLUMN`, for `hub:` also
+    `&split=train&config=...&revision=...`."""
     eval_data: str | None = task_setting(None, content=True)
     """Held-out queries, in the same form as `data`; null: every tenth row of `data`, 40 of fewer than 400."""
     validation: bool = task_setting(True)
