@@ -110,9 +110,11 @@ def draw(record: dict[str, Any], file: Path) -> None:
             label = f"{axis} from {curve['sizes'][0]}: slope {slope(sizes, curve[name]):.2f}"
             panel.plot(sizes, curve[name], marker="o", markersize=4, label=label)
         panel.set(xscale="log", yscale="log", xlabel="size, relative to the smallest", ylabel=unit)
-        panel.set_xticks([1, 2, 4, 8], ["1", "2", "4", "8"], minor=False)
-        panel.grid(alpha=0.3, which="both")
-        panel.legend(fontsize=8)
+        panel.set_ylim(bottom=panel.get_ylim()[0] / 2, top=panel.get_ylim()[1] * 6)
+        panel.set_xticks([1, 2, 4, 8], ["1", "2", "4", "8"])
+        panel.minorticks_off()
+        panel.grid(alpha=0.3)
+        panel.legend(fontsize=8, loc="upper left")
     picture.savefig(file)
 
 
