@@ -52,10 +52,10 @@ class game(AECEnv[str, Any, str | None]):
             except Exception as error:
                 errors.append(error)
         else:  # assertions are about the number of players
-            error = next((error for error in errors if not isinstance(error, AssertionError)), errors[-1])
-            reason = " ".join(str(error).replace("*", "").split())[:300] or type(error).__name__
-            raise ValueError(f"TextArena's game {id} does not start: {reason}")
-        self.agents = []
+            cause = next((error for error in errors if not isinstance(error, AssertionError)), errors[-1])
+            reason = " ".join(str(cause).replace("*", "").split())[:300] or type(cause).__name__
+            raise ValueError(f"TextArena's game {id} does not start: {reason}") from cause
+        self.agents: list[str] = []
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
         """Starts the game of a seed."""
