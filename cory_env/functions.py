@@ -44,7 +44,7 @@ def parse_spec(spec: str, kind: str = "reward") -> tuple[str, str, dict[str, str
     try:
         target, settings = split_settings(spec)
         if target.startswith(TEXTARENA):
-            return "cory_env.text_envs.textarena", "game", {"id": target.removeprefix(TEXTARENA), **settings}
+            return "cory_env.text_envs.textarena", "textarena_game", {"id": target.removeprefix(TEXTARENA), **settings}
         module, _, function = target.partition(":")
         if not all(part.isidentifier() for part in (*module.split("."), *function.split("."))):
             raise ValueError(f"{target!r} is not a function's name")

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from cory_env.functions import split_settings
@@ -49,8 +50,7 @@ def read_entries(source: str) -> list[dict[str, Any]]:
         ValueError: There is no such data set or setting, or a value is out of range.
         ModuleNotFoundError: The package is not installed.
     """
-    if importlib.util.find_spec("reasoning_gym") is None:
-        import_extra("reasoning_gym", EXTRA)
+    _require_package()
     code = f"from cory_env.rewards.reasoning_gym import write_entries; write_entries({source!r})"
     environment = os.environ | {"PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     process = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
@@ -74,6 +74,11 @@ def write_entries(source: str) -> None:
     sys.stdout.buffer.write(pickle.dumps(result))
 
 
+def _require_package() -> None:
+    if importlib.util.find_spec("reasoning_gym") is None:
+        import_extra("reasoning_gym", EXTRA)
+
+
 def parse_dataset(source: str) -> tuple[str, str]:
     """Splits a source into the data set's name and its settings as a JSON object.
 
@@ -93,11 +98,12 @@ def _value(text: str) -> object:
 class _Verifier:
     """The process that scores answers; started at the first one, and again after it ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, sandbox: str) -> None:
+        self._sandbox = sandbox
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
-    def start(self, sandbox: str) -> None:
+    def start(self) -> None:
         """Starts it, unless it runs.
 
         Raises:
@@ -106,19 +112,20 @@ class _Verifier:
         """
         if self._process is not None and self._process.poll() is None:
             return
-        import_extra("reasoning_gym", EXTRA)
-        if sandbox == "required":
+        _require_package()
+        if self._sandbox == "required":
             machine.require_sandbox()
-        elif sandbox != "off":
-            raise machine.SandboxError(f"sandbox is {sandbox!r}, but must be required or off.")
-        root = str(HERE.parents[1]) if sandbox == "off" else CODE_ROOT
+        elif self._sandbox != "off":
+            raise machine.SandboxError(f"sandbox is {self._sandbox!r}, but must be required or off.")
+        is_off = self._sandbox == "off"
+        root = str(HERE.parents[1]) if is_off else CODE_ROOT
         code = (
             f"import sys; sys.path.insert(0, {root!r}); from cory_env.sandbox.verifier import main; sys.path.pop(0); "
         )
-        code += f"main({machine.packages()!r}, {MEMORY}, {sandbox == 'off'})"
+        code += f"main({machine.packages()!r}, {MEMORY}, {is_off})"
         command = [machine.interpreter(), *machine.OPTIONS, "-c", code]
         self._process = subprocess.Popen(
-            command if sandbox == "off" else machine.sandbox_command(command),
+            command if is_off else machine.sandbox_command(command),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -129,10 +136,10 @@ class _Verifier:
             self._process.kill()
             raise machine.SandboxError("The verifiers of reasoning-gym did not start in the sandbox.")
 
-    def score(self, sandbox: str, request: tuple[str, str, dict[str, object], str, float]) -> float:
+    def score(self, request: tuple[str, str, dict[str, object], str, float]) -> float:
         """Returns the score of one answer; 0 if the verifier's process ends on it."""
         with self._lock:
-            self.start(sandbox)
+            self.start()
             process = self._process
             assert process is not None and process.stdin is not None
             try:
@@ -151,12 +158,14 @@ class _Verifier:
         return stream.readline() if select.select([stream], [], [], seconds)[0] else b""
 
 
-_verifier = _Verifier()
+@cache
+def _verifier(sandbox: str) -> _Verifier:
+    return _Verifier(sandbox)
 
 
 def start_verifier(sandbox: str = "required") -> None:
     """Starts the verifiers' process."""
-    _verifier.start(sandbox)
+    _verifier(sandbox).start()
 
 
 @prepare_with(start_verifier)
@@ -186,10 +195,10 @@ def score(
     budget = TimeBudget(len(completions), 1, MAX_SECONDS, total)
     scores = []
     for completion, question, extra, source, right in zip(completions, prompts, metadata, dataset, answer, strict=True):
-        found, seconds = find_answer(completion), budget.next()
+        text, seconds = find_answer(completion), budget.next()
         entry = {"question": question, "answer": right, "metadata": extra}
-        request = (*parse_dataset(source), entry, found or "", seconds)
-        scores.append(0.0 if found is None else _verifier.score(sandbox, request))
+        request = (*parse_dataset(source), entry, text or "", seconds)
+        scores.append(0.0 if text is None else _verifier(sandbox).score(request))
     return scores
 
 
@@ -221,6 +230,6 @@ def find_answer(completion: str | list[Message]) -> str | None:
     """Returns the text between the last <answer> and the </answer> after it; None if there is none."""
     text = completion if isinstance(completion, str) else completion[-1]["content"]
     before, after = ANSWER_FORMAT.split("{}")
-    _, found, tail = text.rpartition(before)
-    inside, ended, _ = tail.partition(after)
-    return inside.strip() if found and ended else None
+    _, start, tail = text.rpartition(before)
+    inside, end, _ = tail.partition(after)
+    return inside.strip() if start and end else None

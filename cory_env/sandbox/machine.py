@@ -65,7 +65,7 @@ def require_sandbox() -> None:
         reason = str(error)
     raise SandboxError(
         f"The sandbox does not work on this machine ({reason}). Install bubblewrap and allow user namespaces. If the "
-        "machine may run untrusted code, disable the sandbox in the names of the reward and of the feedback: "
+        "machine may run untrusted code, disable the sandbox in the names of the reward and of the feedback, such as "
         "cory_env.rewards.code:share_passed?sandbox=off and cory_env.rewards.code:test_feedback?sandbox=off."
     )
 

@@ -1,7 +1,7 @@
 """Games of TextArena (extra `textarena`) as environments.
 
     env: textarena:KuhnPoker-v0
-    env: textarena:Snake-v0?players=4         a game for two or more: as few as it takes, unless this is set
+    env: textarena:Snake-v0?num_players=4     a game for two or more: as few as it takes, unless this is set
     env: textarena:Wordle-v0-train            suffixes choose TextArena's wrappers, as in TextArena
 
 The agents are player_0, player_1, and so on; their rewards are the game's, at its end.
@@ -21,17 +21,17 @@ from pettingzoo import AECEnv
 MAX_PLAYERS = 15
 
 
-class game(AECEnv[str, Any, str | None]):
+class textarena_game(AECEnv[str, Any, str | None]):
     """A game. Its random choices depend on the seed alone, although TextArena draws from Python's global generators."""
 
     metadata: ClassVar[dict[str, Any]] = {"name": "textarena_v0", "is_parallelizable": False}
 
-    def __init__(self, id: str, players: str | None = None) -> None:
+    def __init__(self, id: str, num_players: str | None = None) -> None:
         """Makes the game.
 
         Args:
             id: Its name in TextArena.
-            players: Number of players; None: the smallest that the game takes.
+            num_players: Number of players; None: the smallest that the game takes.
 
         Raises:
             ModuleNotFoundError: TextArena is not installed.
@@ -44,7 +44,7 @@ class game(AECEnv[str, Any, str | None]):
             close = difflib.get_close_matches(id, registry, n=3)
             raise ValueError(f"TextArena has no game {id!r}." + (f" Similar: {', '.join(close)}." if close else ""))
         errors: list[Exception] = []
-        for count in range(1, MAX_PLAYERS + 1) if players is None else [int(players)]:
+        for count in range(1, MAX_PLAYERS + 1) if num_players is None else [int(num_players)]:
             self.possible_agents = [f"player_{k}" for k in range(count)]
             try:
                 self.reset(seed=0)
@@ -95,8 +95,8 @@ class game(AECEnv[str, Any, str | None]):
         self.terminations = dict.fromkeys(self.agents, bool(is_over))
 
     def _observe_next(self) -> None:
-        player, observation = self._game.get_observation()
-        agent = self.agent_selection = self.possible_agents[player]
+        player_id, observation = self._game.get_observation()
+        agent = self.agent_selection = self.possible_agents[player_id]
         if not isinstance(observation, str):  # without a wrapper it is a list of new messages
             names = self._game.state.role_mapping
             self._observation: Any = "\n".join(

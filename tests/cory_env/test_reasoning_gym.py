@@ -99,8 +99,8 @@ def test_verifiers_that_evaluate_answers_are_sandboxed(worker: RewardWorker) -> 
         queries = [*make_task("reasoning_gym", data=f"reasoning_gym:{name}?size=10").train[:2]]
         right = f"<answer>{queries[0].columns['answer']}</answer>"
         hang = "<answer>[c for c in iter(int, 1)]</answer>"
-        found = rewards(worker, queries[:1] * 3, [f"<answer>{answer}</answer>", hang, right])
-        assert found[2] == 1.0 and max(map(float, filter(None, found[:2])), default=0.0) < 1.0
+        scores = rewards(worker, queries[:1] * 3, [f"<answer>{answer}</answer>", hang, right])
+        assert scores[2] == 1.0 and max(map(float, filter(None, scores[:2])), default=0.0) < 1.0
         assert not MARKER.exists()
         with RewardWorker(f"{SCORE}?sandbox=off", timeout=200) as unsafe:
             rewards(unsafe, queries[:1], [f"<answer>{answer}</answer>"])
@@ -125,6 +125,14 @@ def test_bad_names_and_settings_are_named(data: str, message: str) -> None:
         make_task("reasoning_gym", data=f"reasoning_gym:{data}")
 
 
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+    with pytest.raises(
+        DataError, match=r"requires the package reasoning_gym: pip install 'cory-rllib\[reasoning-gym\]'"
+    ):
+        make_task("reasoning_gym", data=SUMS)
+
+
 def test_without_data_the_message_says_what_to_set() -> None:
     with pytest.raises(ValueError, match=r"requires data\. Set data to reasoning_gym:NAME"):
         make_task("reasoning_gym")
@@ -137,7 +145,7 @@ def test_all_data_sets_load_and_their_answers_score_one(worker: RewardWorker) ->
     failures: dict[str, Any] = {}
     for name in sorted(set(DATASETS) - {"composite"}):
         queries = make_task("reasoning_gym", data=f"reasoning_gym:{name}?size=6").train
-        found = rewards(worker, [*queries], [f"<answer>{query.columns['answer']}</answer>" for query in queries])
-        if any(value != 1.0 for value in found):
-            failures[name] = found
+        scores = rewards(worker, [*queries], [f"<answer>{query.columns['answer']}</answer>" for query in queries])
+        if any(value != 1.0 for value in scores):
+            failures[name] = scores
     assert failures.keys() == WITHOUT_ANSWERS, failures

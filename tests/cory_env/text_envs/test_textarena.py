@@ -1,6 +1,7 @@
 """Games of TextArena as environments."""
 
 import random
+import sys
 
 import pytest
 from pettingzoo.test import api_test
@@ -73,9 +74,17 @@ def test_games_pass_pettingzoo_s_own_test(name: str) -> None:
     ("name", "message"),
     [
         ("KuhnPoker", r"TextArena has no game 'KuhnPoker'\. Similar: KuhnPoker-v0"),
-        ("KuhnPoker-v0?players=3", r"KuhnPoker-v0 does not start: .*has to be 2, received 3"),
+        ("KuhnPoker-v0?num_players=3", r"KuhnPoker-v0 does not start: .*has to be 2, received 3"),
     ],
 )
 def test_unknown_games_and_numbers_of_players_are_named(name: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         instance(name)
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "textarena", None)
+    with pytest.raises(
+        ModuleNotFoundError, match=r"require the package textarena: pip install 'cory-rllib\[textarena\]'"
+    ):
+        instance("KuhnPoker-v0")

@@ -31,7 +31,7 @@ from policies.settings.settings import Settings, SettingsError, changed_settings
 from tests.paper import PAPER, make_settings
 
 TAGS = {"start": "<a>", "end": "</a>"}
-MAX_KEYS = 122
+MAX_KEYS = 123
 """Maximum number of settings, with the keys of nested ones."""
 
 
