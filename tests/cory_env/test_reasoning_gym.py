@@ -139,6 +139,7 @@ def test_without_data_the_message_says_what_to_set() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_all_data_sets_load_and_their_answers_score_one(worker: RewardWorker) -> None:
     from reasoning_gym.factory import DATASETS
 
