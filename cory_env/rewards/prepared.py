@@ -49,6 +49,4 @@ def import_extra(module: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"This reward requires the package {error.name}: pip install 'cory-rllib[{extra}]'"
-        ) from None
+        raise ModuleNotFoundError(f"The package {error.name} is missing: pip install 'cory-rllib[{extra}]'") from None

@@ -134,7 +134,10 @@ class _Verifier:
         )
         if self._read_line(START_SECONDS) != READY:
             self._process.kill()
-            raise machine.SandboxError("The verifiers of reasoning-gym did not start in the sandbox.")
+            raise machine.SandboxError(
+                f"The verifiers of reasoning-gym did not start within {START_SECONDS:.0f} s (sandbox={self._sandbox}). "
+                'Check that `python -c "import reasoning_gym"` works and is fast enough.'
+            )
 
     def score(self, request: tuple[str, str, dict[str, object], str, float]) -> float:
         """Returns the score of one answer; 0 if the verifier's process ends on it."""

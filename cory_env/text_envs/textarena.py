@@ -9,7 +9,6 @@ The agents are player_0, player_1, and so on; their rewards are the game's, at i
 
 import contextlib
 import difflib
-import importlib
 import io
 import random
 from collections.abc import Iterator
@@ -17,6 +16,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 from pettingzoo import AECEnv
+
+from cory_env.rewards.prepared import import_extra
 
 MAX_PLAYERS = 15
 
@@ -38,7 +39,7 @@ class textarena_game(AECEnv[str, Any, str | None]):
             ValueError: There is no such game, or it does not take so many players.
         """
         super().__init__()
-        self._id, self._library = id, _import_library()
+        self._id, self._library = id, import_extra("textarena", "textarena")
         registry = self._library.envs.registration.ENV_REGISTRY
         if id not in registry:
             close = difflib.get_close_matches(id, registry, n=3)
@@ -123,12 +124,3 @@ class textarena_game(AECEnv[str, Any, str | None]):
             self._random = random.getstate(), np.random.get_state()
             random.setstate(outside[0])
             np.random.set_state(outside[1])
-
-
-def _import_library() -> Any:
-    try:
-        return importlib.import_module("textarena")
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"Games of TextArena require the package {error.name}: pip install 'cory-rllib[textarena]'"
-        ) from None

@@ -128,7 +128,7 @@ def test_bad_names_and_settings_are_named(data: str, message: str) -> None:
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     with pytest.raises(
-        DataError, match=r"requires the package reasoning_gym: pip install 'cory-rllib\[reasoning-gym\]'"
+        DataError, match=r"The package reasoning_gym is missing: pip install 'cory-rllib\[reasoning-gym\]'"
     ):
         make_task("reasoning_gym", data=SUMS)
 

@@ -13,6 +13,7 @@ from cory_env.text_envs.instance import Instance, State
 pytest.importorskip("textarena", reason="the extra textarena is not installed")
 
 GAMES = ["KuhnPoker-v0", "TicTacToe-v0", "ConnectFour-v0-train", "Nim-v0-raw", "GuessTheNumber-v0"]
+MOVES = ["[check]", "[bet]", "[call]", "[0]", "[4]", "[col 3]", "[1 1]", "[7]", "nonsense"]
 
 
 def instance(name: str) -> Instance:
@@ -23,7 +24,7 @@ def play(game: Instance, seed: int, texts: random.Random, turns: int = 30) -> li
     """An episode of up to so many turns, with moves that are often allowed."""
     states = [game.reset(seed)]
     while states[-1].agent is not None and len(states) <= turns:
-        move = texts.choice(["[check]", "[bet]", "[call]", "[0]", "[4]", "[col 3]", "[1 1]", "[7]", "nonsense"])
+        move = texts.choice(MOVES)
         states.append(game.step(move))
     return states
 
@@ -49,7 +50,7 @@ def test_two_games_that_take_turns_do_not_share_random_numbers() -> None:
     while any(part[-1].agent is not None for part in states):
         for game, part, texts in zip((one, two), states, moves, strict=True):
             if part[-1].agent is not None:
-                move = texts.choice(["[check]", "[bet]", "[call]", "[0]", "[4]", "[col 3]", "[1 1]", "[7]", "nonsense"])
+                move = texts.choice(MOVES)
                 part.append(game.step(move))
     assert states == alone
 
@@ -60,7 +61,7 @@ def test_an_observation_is_what_is_new() -> None:
     second = game.step("[4]")
     third = game.step("[0]")
     assert (first.agent, second.agent, third.agent) == ("player_0", "player_1", "player_0")
-    assert "You are Player 0" in first.messages[0]["content"] or "Player 0" in first.messages[0]["content"]
+    assert "You are Player 0" in first.messages[0]["content"] and "You are Player 1" in second.messages[0]["content"]
     assert not third.replaces and first.messages[0]["content"][:40] not in third.messages[0]["content"]
     assert len(third.messages[0]["content"]) < len(first.messages[0]["content"])
 
@@ -85,6 +86,6 @@ def test_unknown_games_and_numbers_of_players_are_named(name: str, message: str)
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "textarena", None)
     with pytest.raises(
-        ModuleNotFoundError, match=r"require the package textarena: pip install 'cory-rllib\[textarena\]'"
+        ModuleNotFoundError, match=r"The package textarena is missing: pip install 'cory-rllib\[textarena\]'"
     ):
         instance("KuhnPoker-v0")

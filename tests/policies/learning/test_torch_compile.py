@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partialmethod
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch._dynamo.utils import counters
 
 from policies.learning.policy_learner import PolicyLearner
 from policies.learning.rows import TrainRows
+from policies.learning.sharding import learner_mesh
+from tests.forked import run_ranks
 from tests.policies.learning.test_policy_learner import make_row_batch, ready
 from tests.policies.learning.test_sharding import llama, make_learner, path
 
@@ -55,3 +59,32 @@ def test_compiled_blocks_learn_the_same(
     assert 0 < graphs <= 12 and not counters["graph_break"]
     compiled.score(make_row_batch(count=4))
     assert counters["stats"]["unique_graphs"] == graphs
+
+
+def rank(number: int, model: str, out: str) -> None:
+    """Trains two updates of a compiled policy over two processes."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{out}/store", rank=number, world_size=2)
+    learner = make_learner(model, "full", learner_mesh(1, 2, "cpu")["shard"])
+    learner.check_forward()
+    learner.model.compile_blocks()
+    _, state = updated(learner, ready(learner))
+    torch.save((state, counters["stats"]["unique_graphs"]), f"{out}/{number}")
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_a_sharded_policy_is_compiled_too(llama: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FSDP changes the classes of blocks."""
+    monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend="aot_eager"))
+    plain = make_learner(llama, "full")
+    plain.check_forward()
+    _, expected = updated(plain, ready(plain))
+    torch._dynamo.reset()
+    counters.clear()
+    run_ranks(rank, 2, llama, str(tmp_path))
+    for number in range(2):
+        state, graphs = torch.load(tmp_path / str(number), weights_only=False)
+        assert graphs > 0
+        for name, array in expected.items():
+            np.testing.assert_allclose(state[name], array, atol=5e-5)
