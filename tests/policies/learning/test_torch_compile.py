@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partialmethod
 from pathlib import Path
@@ -28,6 +30,16 @@ CASES = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Enables the compiler, which a CPU engine of another test disables in this process and in its children."""
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "0")
+    torch._dynamo.reset()
+    counters.clear()
+    with torch._dynamo.config.patch(disable=False):
+        yield
+
+
 def updated(learner: PolicyLearner, rows: TrainRows) -> tuple[dict[str, float], dict[str, np.ndarray]]:
     metrics = [learner.update(replace(rows), number) for number in range(2)]
     return metrics[-1], learner.model.state()
@@ -39,8 +51,6 @@ def test_compiled_blocks_learn_the_same(
 ) -> None:
     """Adapters are trained with gradient checkpointing here. All blocks, of policy and reference, share their code."""
     monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend=backend))
-    torch._dynamo.reset()
-    counters.clear()
     plain = make_learner(llama, weights, micro_batch_size=6)
     plain.check_forward()
     rows, expected_scores = ready(plain), plain.score(make_row_batch()).columns()
@@ -64,6 +74,8 @@ def test_compiled_blocks_learn_the_same(
 def rank(number: int, model: str, out: str) -> None:
     """Trains two updates of a compiled policy over two processes."""
     torch.set_num_threads(1)
+    os.environ["TORCHDYNAMO_DISABLE"] = "0"  # the fork server may have started after a CPU engine
+    torch._dynamo.config.disable = False
     dist.init_process_group("gloo", init_method=f"file://{out}/store", rank=number, world_size=2)
     learner = make_learner(model, "full", learner_mesh(1, 2, "cpu")["shard"])
     learner.check_forward()
@@ -80,8 +92,6 @@ def test_a_sharded_policy_is_compiled_too(llama: str, tmp_path: Path, monkeypatc
     plain = make_learner(llama, "full")
     plain.check_forward()
     _, expected = updated(plain, ready(plain))
-    torch._dynamo.reset()
-    counters.clear()
     run_ranks(rank, 2, llama, str(tmp_path))
     for number in range(2):
         state, graphs = torch.load(tmp_path / str(number), weights_only=False)
