@@ -89,14 +89,48 @@ class ChatTemplate:
         """
         return self.render_messages([*history, Message(role="user", content=text)])
 
-    def render_messages(self, messages: Sequence[Message]) -> str:
-        """Returns a conversation, whose last message is not the assistant's, as `render` does."""
+    def render_messages(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """Returns a conversation, whose last message is not the assistant's, as `render` does.
+
+        Args:
+            messages: The conversation.
+            tools: The tools that the assistant may call, as JSON schemas.
+        """
         messages = [*([] if messages[0]["role"] == "system" else self._system_message()), *messages]
         roles = tuple(message["role"] for message in messages)
-        if roles not in self._checked_roles:
+        calls_tools = any("tool_calls" in message for message in messages)  # roles are checked with plain messages
+        if not calls_tools and roles not in self._checked_roles:
             self._check_roles(roles)
             self._checked_roles.add(roles)
-        return self._render(messages)
+        return self._render(messages, tools=tools)
+
+    def render_tool_call(self, call: Mapping[str, Any], results: Sequence[Message]) -> tuple[str, str]:
+        """Returns how an assistant's message with only a tool call is written, and what is written after it.
+
+        Args:
+            call: The call.
+            results: The messages after it, of the role `tool`.
+
+        Returns:
+            The text between the user's text and the end of the assistant's turn; and the text from that end to where
+            the assistant's next turn begins.
+
+        Raises:
+            ChatError: The template rejects tool calls or their results, drops the call, or does not end the turn.
+        """
+        user = Message(role="user", content=_PLACEHOLDER.format(0))
+        written = self._render([user, Message(role="assistant", content="", tool_calls=[dict(call)]), *results])
+        text = written.partition(user["content"])[2]
+        start = text.find(call["function"]["name"])
+        ends = [text.find(str(self._tokenizer.decode([token])), start) for token in self._turn_ends]
+        end = min((end for end in ends if end >= 0), default=-1)
+        if start < 0 or end < 0:
+            raise ChatError(
+                f"The chat template of {self._tokenizer.name_or_path} "
+                f"{'drops tool calls' if start < 0 else 'does not end the turn after a tool call'}. Use a model that "
+                "was trained to call tools."
+            )
+        return text[:end], text[end:]
 
     def turn_end(self, end_ids: Collection[int]) -> int | None:
         """Returns the token that ends the assistant's turn in the template, if none of `end_ids` does.
@@ -108,9 +142,15 @@ class ChatTemplate:
     def _system_message(self) -> list[Message]:
         return [] if self._system is None else [Message(role="system", content=self._system)]
 
-    def _render(self, messages: Sequence[Message], generate: bool = True) -> str:
-        arguments = {} if self._date is None else {"date_string": self._date.strftime("%d %b %Y")}  # as in Llama's
+    def _render(
+        self, messages: Sequence[Message], generate: bool = True, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> str:
+        arguments: dict[str, Any] = {}
+        if self._date is not None:
+            arguments["date_string"] = self._date.strftime("%d %b %Y")  # as in Llama's
         arguments |= self._arguments
+        if tools:
+            arguments["tools"] = [*tools]
         try:
             rendered = self._tokenizer.apply_chat_template(
                 list(messages),

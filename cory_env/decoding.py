@@ -136,6 +136,10 @@ class ResponseDecoder:
         length = bisect_left(range(len(tokens)), True, key=lambda end: stop in self.decode_untruncated(tokens[:end]))
         return tokens[:length], True
 
+    def without_end(self, response: Sequence[int]) -> Sequence[int]:
+        """Returns a response without the token that ended it, if that contains no text."""
+        return response[:-1] if response and response[-1] in self._hidden_ids else response
+
     def decode(self, tokens: Sequence[int]) -> str:
         """Returns a response as rewards and later agents see it: `decode_untruncated` up to the stop string."""
         text = self.decode_untruncated(tokens)

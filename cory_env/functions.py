@@ -12,7 +12,7 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 from urllib.parse import unquote
@@ -23,9 +23,15 @@ from cory_env.shadowing import PROJECT_PACKAGES, shadowed_import
 
 ENVIRONMENT = "environment"
 """The kind of a function that makes an environment; it may be a class."""
-TEXTARENA = "textarena:"
-"""Prefix of the names of TextArena's games; what follows is the game's id."""
-IN_CHILD_PROCESSES = ("reward", "feedback", ENVIRONMENT)
+TRL_FACTORY = "environment factory"
+"""The kind of a factory of TRL's environments: a callable, or a dictionary of callables."""
+TRL = "trl:"
+ADAPTERS = {
+    "textarena:": ("cory_env.text_envs.textarena", "textarena_game", "id"),
+    TRL: ("cory_env.text_envs.trl", "trl_env", "factory"),
+}
+"""Prefixes of environments that are no PettingZoo environments: the adapter, and its argument for what follows."""
+IN_CHILD_PROCESSES = ("reward", "feedback", ENVIRONMENT, TRL_FACTORY)
 """Kinds whose functions have a process that needs only `cory_env` of the project."""
 
 
@@ -43,8 +49,9 @@ def parse_spec(spec: str, kind: str = "reward") -> tuple[str, str, dict[str, str
         return PICKLED, spec.split(":")[1], {}
     try:
         target, settings = split_settings(spec)
-        if target.startswith(TEXTARENA):
-            return "cory_env.text_envs.textarena", "textarena_game", {"id": target.removeprefix(TEXTARENA), **settings}
+        for prefix, (module, function, argument) in ADAPTERS.items():
+            if target.startswith(prefix):
+                return module, function, {argument: target.removeprefix(prefix), **settings}
         module, _, function = target.partition(":")
         if not all(part.isidentifier() for part in (*module.split("."), *function.split("."))):
             raise ValueError(f"{target!r} is not a function's name")
@@ -77,6 +84,8 @@ def search_working_folder() -> None:
 
 def load_function(spec: str, kind: str = "reward") -> Callable[..., Any]:
     """Imports the function that `spec` names and binds its settings, or unpickles it from the code in its name.
+
+    A dictionary of environment factories becomes a function that returns it.
 
     Args:
         kind: What messages call the function, such as `reward`.
@@ -116,7 +125,9 @@ def load_function(spec: str, kind: str = "reward") -> Callable[..., Any]:
                 "rename the module if it hides another one of that name."
             )
         function = getattr(function, name)
-    is_class = isinstance(function, type) and kind != ENVIRONMENT
+    is_class = isinstance(function, type) and kind not in (ENVIRONMENT, TRL_FACTORY)
+    if kind == TRL_FACTORY and isinstance(function, Mapping):
+        return partial(dict, function)
     if is_class or not callable(function):
         raise SpecError(
             f"The {kind} {spec!r} is a {'class' if isinstance(function, type) else type(function).__name__}, not a "

@@ -7,7 +7,7 @@ between the two halves send it. Python also puts one in place of a byte that is 
 import re
 import unicodedata
 from collections.abc import Mapping
-from typing import TypedDict
+from typing import Any, NotRequired, TypedDict
 
 SURROGATE_PROBLEM = "contains half of a surrogate pair, such as an emoji cut in two"
 """The predicate of a sentence about a text."""
@@ -22,10 +22,18 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Message(TypedDict):
-    """One message of a conversation, in the form that chat templates take."""
+    """One message of a conversation, in the form that chat templates take.
+
+    Attributes:
+        tool_calls: Of an assistant's message: `{"type": "function", "function": {"name": ..., "arguments": {...}}}`.
+        name, tool_call_id: Of a message of the role `tool`: whose result it is.
+    """
 
     role: str
     content: str
+    tool_calls: NotRequired[list[dict[str, Any]]]
+    name: NotRequired[str]
+    tool_call_id: NotRequired[str]
 
 
 class TextError(ValueError):

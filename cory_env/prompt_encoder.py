@@ -211,20 +211,29 @@ class PromptEncoder(ResponseDecoder):
             template = self.task.observer_template if responses else self.task.prompt_template
         return Prompt(tokens, is_truncated, self._begins_thought(tokens, f"x{ending(template)}", query.history))
 
-    def encode_messages(self, messages: Sequence[Message]) -> Prompt:
+    def encode_messages(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
         """Tokenizes a conversation, without a limit on its length.
 
         Without a chat template, the prompt is the text of the only message.
 
+        Args:
+            messages: The conversation.
+            tools: The tools that the assistant may call, as JSON schemas.
+
         Raises:
             ChatError: The chat template cannot render the messages; or there is none, and several messages.
         """
-        text = self._render_messages(self._mask_messages(messages))
+        text = self._render_messages(self._mask_messages(messages), tools)
         (tokens,) = self.control.encode([text], add_special_tokens=self.chat is None)
         return self._conversation_prompt(tokens)
 
     def encode_continuation(
-        self, messages: Sequence[Message], prompt: Sequence[int], response: Sequence[int], new: Sequence[Message]
+        self,
+        messages: Sequence[Message],
+        prompt: Sequence[int],
+        response: Sequence[int],
+        new: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> Prompt:
         """Tokenizes a conversation that continues another one; the tokens so far stay as they are.
 
@@ -237,28 +246,63 @@ class PromptEncoder(ResponseDecoder):
             prompt: The tokens before the response.
             response: The response's tokens.
             new: The messages after it.
+            tools: As for `encode_messages`.
         """
-        if response[-1] in self._hidden_ids:
-            response = response[:-1]
+        response = self.without_end(response)
         if self.chat is None:
             suffix = self._render_messages(self._mask_messages(new))
         else:
             *earlier, answer = self._mask_messages(messages)
             after = self._mask_messages(new)
-            before = self.chat.render_messages(earlier)
-            marked = self.chat.render_messages([*earlier, Message(role="assistant", content=_MARK), *after])
+            before = self.chat.render_messages(earlier, tools)
+            marked = self.chat.render_messages([*earlier, Message(role="assistant", content=_MARK), *after], tools)
             head, _, suffix = marked.partition(_MARK)
-            written = self.chat.render_messages([*earlier, answer, *after])
+            written = self.chat.render_messages([*earlier, answer, *after], tools)
             if head.rstrip() != before.rstrip() or answer["content"].strip() not in written:
-                return self.encode_messages([*messages, *new])
+                return self.encode_messages([*messages, *new], tools)
+        return self._conversation_prompt([*prompt, *response, *self.control.encode_continuation(suffix)])
+
+    def encode_tool_results(self, prompt: Sequence[int], response: Sequence[int], results: Sequence[Message]) -> Prompt:
+        """Tokenizes a conversation that continues after tool calls; the tokens so far stay as they are.
+
+        What follows is rendered after a call without arguments, as in TRL's `GRPOTrainer`, and not with the whole
+        conversation, so that no template writes earlier messages anew.
+
+        Args:
+            prompt: The tokens before the response.
+            response: The response's tokens.
+            results: The messages after it, of the role `tool`.
+        """
+        assert self.chat is not None
+        response = self.without_end(response)
+        call = {"type": "function", "function": {"name": results[0].get("name", ""), "arguments": {}}}
+        call["id"] = results[0].get("tool_call_id", "")
+        _, suffix = self.chat.render_tool_call(call, self._mask_messages(results))
         return self._conversation_prompt([*prompt, *response, *self.control.encode_continuation(suffix)])
 
     def _mask_messages(self, messages: Sequence[Message]) -> list[Message]:
-        return [Message(role=message["role"], content=self.control.mask(message["content"])) for message in messages]
+        return [self._mask_message(message) for message in messages]
 
-    def _render_messages(self, messages: Sequence[Message]) -> str:
+    def _mask_message(self, message: Message) -> Message:
+        masked: Message = {**message, "content": self.control.mask(message["content"])}
+        if "tool_calls" in message:
+            masked["tool_calls"] = self._mask_values(message["tool_calls"])
+        return masked
+
+    def _mask_values(self, value: Any) -> Any:
+        """Masks all texts in a value as JSON has it."""
+        match value:
+            case str():
+                return self.control.mask(value)
+            case list():
+                return [self._mask_values(item) for item in value]
+            case dict():
+                return {self.control.mask(str(key)): self._mask_values(item) for key, item in value.items()}
+        return value
+
+    def _render_messages(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         if self.chat is not None:
-            return self.chat.render_messages(messages)
+            return self.chat.render_messages(messages, tools)
         if len(messages) > 1:
             raise ChatError(
                 f"There are {len(messages)} messages, but chat is off. Set chat=true for a model with a chat template, "

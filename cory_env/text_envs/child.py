@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from cory_env.functions import ENVIRONMENT, SpecError, load_function
+from cory_env.message import Message
 from cory_env.rewarding.child_process import Reply, connect, describe_exception
 from cory_env.text_envs.instance import EnvError, Instance, State
 
@@ -33,13 +34,15 @@ class Advance(NamedTuple):
         seed: Its seed.
         row: Its row of data; None without data.
         actions: All actions so far.
+        is_cut: Whether the episode is cut off after them.
         finished: Keys of episodes that need no more steps.
     """
 
     key: int
     seed: int
     row: Mapping[str, object] | None
-    actions: tuple[str, ...]
+    actions: tuple[str | Message, ...]
+    is_cut: bool = False
     finished: tuple[int, ...] = ()
 
 
@@ -62,6 +65,8 @@ class _Episodes:
             instance = self._unused.pop() if self._unused else Instance(self._make_env())
             states.append(instance.reset(request.seed, request.row))
         states += [instance.step(action) for action in request.actions[num_actions:]]
+        if request.is_cut:
+            states.append(instance.truncate())
         self._running[request.key] = instance, len(request.actions)  # not after an error: it may be broken
         if states and states[-1].agent is None:
             self._release(request.key)

@@ -5,12 +5,13 @@ from itertools import count
 from typing import cast
 
 from cory_env.chain import Chain
-from cory_env.episode import Episode
+from cory_env.episode import Action, Episode
 from cory_env.message import Message
 from cory_env.prompt_encoder import Prompt, PromptError
 from cory_env.tasks.task import Query
 from cory_env.text_envs.instance import State
 from cory_env.text_envs.task import EnvTask
+from cory_env.text_envs.tool_calls import find_format, read_message
 
 _KEYS = count()
 
@@ -26,8 +27,11 @@ class EnvEpisode(Episode):
         key: A number that no other episode of this process has.
         states: The initial state, and the one after each response.
         error: Why the episode failed, if failures are skipped; empty if it did not.
+        actions: The actions so far, as the environment sees them, without thoughts: the responses as texts, or as
+            messages if the agent has tools.
         is_truncated: Whether it was cut off: by the environment, at an agent's last turn (`max_turns`), or because a
             prompt became too long.
+        is_cut: Whether the environment has still to be told that the episode is cut off.
     """
 
     def __init__(self, chain: Chain, query: Query) -> None:
@@ -36,8 +40,9 @@ class EnvEpisode(Episode):
         self._max_agent_turns = chain.task.max_turns
         self.key = next(_KEYS)
         self.states: list[State] = []
+        self.actions: tuple[str | Message, ...] = ()
         self.error = ""
-        self.is_truncated = False
+        self.is_truncated = self.is_cut = False
         self._messages: dict[str, list[Message]] = {}
         self._last_turns: dict[str, int] = {}
 
@@ -52,11 +57,6 @@ class EnvEpisode(Episode):
     def row(self) -> Mapping[str, object] | None:
         """The row of data that the instance is made of; None without data."""
         return cast(Mapping[str, object] | None, self.query.columns.get("row"))
-
-    @property
-    def actions(self) -> tuple[str, ...]:
-        """The actions so far: the responses as the environment sees them, without thoughts."""
-        return tuple(self.completions)
 
     @property
     def failed(self) -> bool:
@@ -99,27 +99,42 @@ class EnvEpisode(Episode):
         """Returns the current agent's prompt."""
         return self.prompts[len(self.responses)]
 
+    def respond(self, action: Action) -> None:
+        """See `Episode`."""
+        super().respond(action)
+        turn = len(self.responses) - 1
+        taken: str | Message = self.completions[turn]
+        if tools := self.states[turn].tools:
+            taken = read_message(self.encoder(turn), self.prompts[turn], self.shown_tokens(turn), tools)
+        self.actions = (*self.actions, taken)
+
     def note_state(self, state: State) -> None:
         """Notes the state after a reset or the last response, and builds the next prompt.
+
+        If the episode is cut off, the next state is noted that the environment returns then.
 
         Raises:
             PromptError, ChatError, TextError: The first prompt of an agent cannot be built. Later ones that exceed
                 `max_prompt_tokens` truncate the episode.
         """
         turn, agent = len(self.responses), state.agent
+        if self.is_cut:
+            self.is_cut = False
+            self.states[-1] = _add_rewards(self.states[-1], state.rewards)
+            return
         self.states.append(state)
         self.is_truncated = state.is_truncated and agent is None
         if agent is None:
             return
         if self.agents.count(agent) == self._max_agent_turns:
-            self.is_truncated = True
+            self.is_truncated = self.is_cut = True
             return
         prompt = self._build_prompt(agent, state)
         if len(prompt.tokens) <= self.chain.max_prompt_tokens:
             self.prompts.append(prompt)
             self._last_turns[agent] = turn
         elif agent in self._last_turns:
-            self.is_truncated = True
+            self.is_truncated = self.is_cut = True
         else:
             raise PromptError(
                 f"begins with a prompt of {len(prompt.tokens)} tokens, but max_prompt_tokens is "
@@ -128,12 +143,18 @@ class EnvEpisode(Episode):
 
     def _build_prompt(self, agent: str, state: State) -> Prompt:
         encoder, last = self.chain.encoders[self.chain.agents.index(agent)], self._last_turns.get(agent)
+        if state.tools:
+            find_format(encoder)
         if last is None or state.replaces:
             self._messages[agent] = [*state.messages]
-            return encoder.encode_messages(self._messages[agent])
-        messages = self._messages[agent]
-        messages.append(Message(role="assistant", content=self.full_text(last)))
-        prompt = encoder.encode_continuation(messages, self.prompts[last].tokens, self.responses[last], state.messages)
+            return encoder.encode_messages(self._messages[agent], state.tools)
+        messages, action = self._messages[agent], self.actions[last]
+        messages.append(Message(role="assistant", content=self.full_text(last)) if isinstance(action, str) else action)
+        before = self.prompts[last].tokens, self.responses[last]
+        if "tool_calls" in messages[-1] and state.messages[0]["role"] == "tool":
+            prompt = encoder.encode_tool_results(*before, state.messages)
+        else:
+            prompt = encoder.encode_continuation(messages, *before, state.messages, state.tools)
         messages += state.messages
         return prompt
 
@@ -161,3 +182,8 @@ class EnvEpisode(Episode):
             rewards.append((own, sum(sum(state.rewards.values()) for state in window) - own))
             following[agent] = turn
         return rewards[::-1]
+
+
+def _add_rewards(state: State, rewards: Mapping[str, float]) -> State:
+    agents = {**state.rewards, **rewards}
+    return state._replace(rewards={agent: state.rewards.get(agent, 0.0) + rewards.get(agent, 0.0) for agent in agents})

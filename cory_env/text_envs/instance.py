@@ -1,7 +1,7 @@
 """One instance of a user's environment: checks what it returns, and steps agents that are done."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, SupportsFloat
 
 from cory_env.message import SURROGATE_PROBLEM, Message, has_surrogate
@@ -21,6 +21,7 @@ class State(NamedTuple):
         replaces: Whether `messages` are its whole conversation instead.
         rewards: The rewards that agents got, by agent.
         is_truncated: Whether an agent was cut off (`truncations`).
+        tools: The tools that the agent may call, as JSON schemas.
     """
 
     agent: str | None
@@ -28,6 +29,7 @@ class State(NamedTuple):
     replaces: bool = False
     rewards: Mapping[str, float] = {}
     is_truncated: bool = False
+    tools: tuple[Mapping[str, Any], ...] = ()
 
 
 class Instance:
@@ -53,10 +55,15 @@ class Instance:
         self.env.reset(seed=seed, **({} if row is None else {"options": {"row": row}}))
         return self._state({})
 
-    def step(self, text: str) -> State:
-        """Takes the response of the agent whose turn it is."""
-        self.env.step(text)
-        return self._state({agent: _number(agent, reward) for agent, reward in self.env.rewards.items()})
+    def step(self, action: str | Message) -> State:
+        """Takes the response of the agent whose turn it is: a text, or a message if the agent has tools."""
+        self.env.step(action)
+        return self._state(_numbers(self.env.rewards))
+
+    def truncate(self) -> State:
+        """Ends an episode that is cut off, with the rewards that the environment's `truncate` returns, if it has it."""
+        truncate = getattr(self.env, "truncate", None)
+        return State(None, rewards=_numbers(truncate()) if callable(truncate) else {}, is_truncated=True)
 
     def _state(self, rewards: Mapping[str, float]) -> State:
         """Removes agents that are done, and returns the state of the next one."""
@@ -69,7 +76,8 @@ class Instance:
                 raise EnvError(f"selected agent {agent!r}, which is not among its agents {self.env.agents}")
             if not (self.env.terminations[agent] or self.env.truncations[agent]):
                 messages, replaces = _read(self.env.observe(agent))
-                return State(agent, messages, replaces, rewards, is_truncated)
+                tools = _read_tools(getattr(self.env, "infos", {}).get(agent))
+                return State(agent, messages, replaces, rewards, is_truncated, tools)
             is_truncated = is_truncated or bool(self.env.truncations[agent])
             self.env.step(None)
         raise EnvError(f"selects agent {agent!r} again, although it is done and was stepped with None")
@@ -97,7 +105,38 @@ def _read(observation: object) -> tuple[tuple[Message, ...], bool]:
         raise EnvError(f"returned an observation that {SURROGATE_PROBLEM}: {observation!r:.80}")
     if values[-1]["role"] == "assistant":
         raise EnvError("returned a conversation whose last message is the assistant's")
-    return tuple(Message(role=value["role"], content=value["content"]) for value in values), replaces
+    return tuple(_message(value) for value in values), replaces
+
+
+def _message(value: Mapping[str, Any]) -> Message:
+    message = Message(role=value["role"], content=value["content"])
+    for key in ("name", "tool_call_id"):
+        if isinstance(value.get(key), str):
+            message[key] = value[key]
+    return message
+
+
+def _read_tools(info: object) -> tuple[Mapping[str, Any], ...]:
+    tools: Any = info.get("tools") if isinstance(info, Mapping) else None
+    if tools is None:
+        return ()
+    if not isinstance(tools, Sequence) or not all(map(_is_schema, tools)):
+        raise EnvError(
+            f"returned infos with the tools {tools!r:.80} instead of a list of JSON schemas, such as "
+            '{"type": "function", "function": {"name": ..., "description": ..., "parameters": {...}}}'
+        )
+    return tuple(tools)
+
+
+def _is_schema(tool: object) -> bool:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    return isinstance(function, Mapping) and isinstance(function.get("name"), str)
+
+
+def _numbers(rewards: object) -> dict[str, float]:
+    if not isinstance(rewards, Mapping):
+        raise EnvError(f"returned the rewards {rewards!r:.80} instead of a number for each agent")
+    return {agent: _number(agent, reward) for agent, reward in rewards.items()}
 
 
 def _number(agent: str, reward: object) -> float:

@@ -215,8 +215,9 @@ class _Host:
         num_steps = 1 if episode.key in self._stepped else len(episode.actions) + 1
         self._limit = self._timeout * num_steps
         self._deadline = time.monotonic() + self._limit
-        self._process.send(Advance(episode.key, episode.seed, episode.row, episode.actions, tuple(self._finished)))
-        self._finished = []
+        finished, self._finished = tuple(self._finished), []
+        actions, is_cut = episode.actions, episode.is_cut
+        self._process.send(Advance(episode.key, episode.seed, episode.row, actions, is_cut, finished))
 
     def collect(self) -> tuple[int, EnvEpisode, str] | None:
         """Returns an episode that has been advanced, with its number and the error, if it failed; None: not yet."""
@@ -232,8 +233,13 @@ class _Host:
             self._request(self._current[1])
             return None
         self._num_kills = 0
-        (index, episode), self._current = self._current, None
+        index, episode = self._current
         error = reply.error or self._note(episode, reply)
+        if episode.is_cut and not error:
+            self._stepped.add(episode.key)
+            self._request(episode)  # to let the environment end it
+            return None
+        self._current = None
         if error or episode.agent is None:
             self._finished.append(episode.key)
             self._stepped.discard(episode.key)
@@ -251,8 +257,10 @@ class _Host:
             return f"selected agent {state.agent!r}, which is not among its possible_agents"
         try:
             episode.note_state(state)
-        except (PromptError, ChatError, TextError) as error:
+        except PromptError as error:
             return str(error).rstrip(".")
+        except (ChatError, TextError) as error:
+            return f"has no prompt: {str(error).rstrip('.')}"
         return ""
 
     def discard(self) -> None:

@@ -10,14 +10,13 @@ The agents are player_0, player_1, and so on; their rewards are the game's, at i
 import contextlib
 import difflib
 import io
-import random
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-import numpy as np
 from pettingzoo import AECEnv
 
 from cory_env.rewards.prepared import import_extra
+from cory_env.text_envs.own_random import OwnRandom
 
 MAX_PLAYERS = 15
 
@@ -67,7 +66,7 @@ class textarena_game(AECEnv[str, Any, str | None]):
         self.truncations = dict.fromkeys(self.agents, False)
         self.infos: dict[str, dict[str, Any]] = {agent: {} for agent in self.agents}
         self._seen: dict[str, str] = {}
-        self._random = random.Random(seed or 0).getstate(), np.random.RandomState(seed or 0).get_state()
+        self._random = OwnRandom(seed or 0)
         with self._own_random():
             self._game = self._library.make(env_id=self._id)  # wrappers would keep the last game's observations
             self._game.reset(num_players=len(self.agents), seed=seed or 0)
@@ -114,13 +113,5 @@ class textarena_game(AECEnv[str, Any, str | None]):
     @contextlib.contextmanager
     def _own_random(self) -> Iterator[None]:
         """Gives the global generators this game's state, and drops what the game prints."""
-        outside = random.getstate(), np.random.get_state()
-        random.setstate(self._random[0])
-        np.random.set_state(self._random[1])
-        try:
-            with contextlib.redirect_stdout(io.StringIO()):
-                yield
-        finally:
-            self._random = random.getstate(), np.random.get_state()
-            random.setstate(outside[0])
-            np.random.set_state(outside[1])
+        with self._random.active(), contextlib.redirect_stdout(io.StringIO()):
+            yield

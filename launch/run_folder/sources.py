@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Self
 
 from pydantic import TypeAdapter, ValidationError
 
-from cory_env.functions import parse_spec, search_working_folder
+from cory_env.functions import TRL, parse_spec, search_working_folder
 from cory_env.pickled import display_name, is_pickled
 from cory_env.rewarding.spec import parse_sum
 from cory_env.tasks import Task
@@ -211,6 +211,7 @@ def _digest_function(name: str) -> str | None:
     """Returns a digest of a function's module and of the files that its settings name; None if unknown."""
     if is_pickled(name):
         return _digest(name)
+    name = name.removeprefix(TRL)
     if (file := _module_file(parse_spec(name)[0])) is None:
         return None
     paths = [Path(value) for value in parse_spec(name)[2].values()]

@@ -1,0 +1,167 @@
+"""Reads tool calls in responses, in the format of the model's chat template.
+
+transformers' `parse_response` reads them by a `response_template`. A tokenizer may bring its own. If it has none, the
+format is the one in `FORMATS` that reads a call as the chat template writes it.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from cory_env.chat import ChatError
+from cory_env.message import Message
+from cory_env.prompt_encoder import Prompt, PromptEncoder
+
+_CALL = {"type": "function", "function": "{content}"}
+_NAMED_CALL = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
+_LISTED_CALL = {"type": "function", "function": {"name": "{name}", "arguments": "{arguments}"}}
+
+
+def _tags(tag: str, name: str, parameter: str) -> dict[str, Any]:
+    """A call whose arguments are elements of their own; the tool's schema gives their types."""
+    return {
+        "open_pattern": rf"<{tag}>\s*{name}",
+        "close_pattern": rf"</{tag}>\s*",
+        "repeats": True,
+        "content": "xml-inline",
+        "content_args": {"tag_pattern": parameter, "value_parser": {"name": "text"}},
+        "transform": _NAMED_CALL,
+    }
+
+
+_FUNCTION, _PARAMETER = r"<function=(?P<name>[^\n>]+)>", r"<parameter=(?P<key>[^>\n]+)>\s*(?P<value>.*?)\s*</parameter>"
+
+FORMATS: dict[str, dict[str, Any]] = {
+    "JSON in <tool_call>, as in Qwen2.5, Qwen3, SmolLM3, EXAONE 4 and Granite 4": {
+        "open": "<tool_call>",
+        "close_pattern": r"</tool_call>\s*",
+        "repeats": True,
+        "content": "json",
+        "transform": _CALL,
+    },
+    "elements in <tool_call>, as in Qwen3.5, Qwen3-Coder and Nemotron 3": _tags("tool_call", _FUNCTION, _PARAMETER),
+    "elements in <seed:tool_call>, as in Seed-OSS": _tags("seed:tool_call", _FUNCTION, _PARAMETER),
+    "JSON with parameters, as in Llama 3.1 to 3.3": {
+        "open_pattern": r'(?:<\|python_tag\|>\s*)?\{\s*"name":\s*"(?P<name>[^"]+)",\s*"parameters":\s*',
+        "close_pattern": r"\}\s*$",
+        "repeats": True,
+        "content": "json",
+        "transform": _NAMED_CALL,
+    },
+    "a list after [TOOL_CALLS], as in Mistral": {
+        "open_pattern": r"\[TOOL_CALLS\]\s*(?=\[)",
+        "content": "json",
+        "transform": _LISTED_CALL,
+        "transform_each": True,
+    },
+    "a list after <|tool_call|>, as in Granite 3 and Phi-4-mini": {
+        "open_pattern": r"<\|?tool_call\|?>\s*(?=\[)",
+        "close_pattern": r"<\|?/tool_call\|?>\s*",
+        "content": "json",
+        "transform": _LISTED_CALL,
+        "transform_each": True,
+    },
+}
+"""Fields `tool_calls` of transformers' response templates, by what they look like."""
+
+_PROBE = {"name": "marker_tool", "arguments": {"marker_key": "Marker1Text"}}
+"""A call as which a chat template's format is found."""
+_PROBE_TOOL = {
+    "type": "function",
+    "function": {
+        "name": _PROBE["name"],
+        "description": "",
+        "parameters": {"type": "object", "properties": {"marker_key": {"type": "string", "description": ""}}},
+    },
+}
+_PROBE_ID = "call00000"  # Mistral's templates need nine characters
+
+
+def read_message(
+    encoder: PromptEncoder, prompt: Prompt, response: Sequence[int], tools: Sequence[Mapping[str, Any]]
+) -> Message:
+    """Returns a response as a message: its text, and under `tool_calls` the calls in it, if there are any.
+
+    If calls are malformed, all of it is text, as in TRL.
+
+    Args:
+        encoder: Of the agent.
+        prompt: Before the response.
+        response: The response's tokens, without its thought.
+        tools: Their schemas give the types of arguments.
+
+    Raises:
+        ChatError: See `find_format`.
+    """
+    field, tokenizer = find_format(encoder), encoder.tokenizer
+    try:
+        if field is None:
+            parsed: Any = tokenizer.parse_response([*response], prefix=[*prompt.tokens], tools=[*tools])
+        else:
+            raw = str(tokenizer.decode(encoder.without_end(response), skip_special_tokens=False))
+            parsed = _parse(tokenizer, raw, field, tools)
+        calls = [_checked_call(call, index) for index, call in enumerate(parsed.get("tool_calls") or [])]
+    except (ValueError, TypeError, KeyError, AttributeError):  # whatever the model wrote
+        return Message(role="assistant", content=encoder.decode(response) if response else "")
+    message = Message(role="assistant", content=str(parsed.get("content") or ""))
+    return {**message, "tool_calls": calls} if calls else message
+
+
+@lru_cache(maxsize=64)
+def find_format(encoder: PromptEncoder) -> dict[str, Any] | None:
+    """Returns the format of the tool calls of an encoder's chat template; None: the tokenizer's `response_template`.
+
+    Raises:
+        ChatError: There is no template, or it writes no tool calls or results, or in an unknown format.
+    """
+    chat, tokenizer = encoder.chat, encoder.tokenizer
+    if chat is None:
+        raise ChatError(
+            "The environment has tools, but chat is off. Set chat=true for a model with a chat template, or use "
+            "another model."
+        )
+    result = Message(role="tool", content="Marker2Text", name="marker_tool", tool_call_id=_PROBE_ID)
+    call = {"type": "function", "id": _PROBE_ID, "function": _PROBE}
+    written, rest = chat.render_tool_call(call, [result])
+    if any(text not in written for text in ("marker_tool", "marker_key", "Marker1Text")) or "Marker2Text" not in rest:
+        raise ChatError(
+            f"The chat template of {tokenizer.name_or_path} drops arguments or results of tool calls. Use a model that "
+            "was trained to call tools."
+        )
+    if getattr(tokenizer, "response_template", None) is not None:
+        return None
+    for field in FORMATS.values():
+        try:
+            parsed = _parse(tokenizer, written, field, [_PROBE_TOOL])
+        except (ValueError, TypeError, KeyError):
+            continue
+        if [found.get("function") for found in parsed.get("tool_calls", [])] == [_PROBE]:
+            return field
+    raise ChatError(
+        f"The chat template of {tokenizer.name_or_path} writes tool calls in an unknown format: {written!r:.200}. Save "
+        "a `response_template` with its tokenizer (see transformers' documentation on parsing responses), or use "
+        "another model."
+    )
+
+
+def _parse(tokenizer: Any, text: str, field: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    template = {
+        "defaults": {"role": "assistant"},
+        "start_anchor": "\0",
+        "fields": {
+            "reasoning_content": {"open": "<think>", "close_pattern": r"</think>\s*"},
+            "tool_calls": field,
+            "content": {},
+        },
+    }
+    parsed: dict[str, Any] = tokenizer.parse_response(text, template, prefix="", tools=[*tools])
+    return parsed
+
+
+def _checked_call(call: Any, index: int) -> dict[str, Any]:
+    """Returns a call with an id. Raises ValueError if it has no name, or arguments without names."""
+    function = call["function"]
+    name, arguments = function["name"], function.get("arguments")
+    if not isinstance(name, str) or not isinstance(arguments, Mapping | None):
+        raise ValueError(f"{call} is not a call")
+    return {"type": "function", "id": f"call{index:05}", "function": {"name": name, "arguments": dict(arguments or {})}}
