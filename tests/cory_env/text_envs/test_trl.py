@@ -246,7 +246,12 @@ def test_what_is_no_class_of_trl_is_rejected(name: str, reason: str) -> None:
     ("name", "texts", "timeout", "reason"),
     [
         ("ResetReturnsNumber", [], 60, "at the reset with seed 3: it returned 7 from reset instead of None or a text"),
-        ("RewardIsNone", ["a"], 60, "at agent's turn 1 with seed 3: it gave agent the reward None"),
+        (
+            "RewardIsNone",
+            ["a"],
+            60,
+            "at agent's turn 1 with seed 3: it returned None from get_reward instead of a number",
+        ),
         ("Counter", [call("quit", code=3)], 60, "at agent's turn 1 with seed 3: it raised SystemExit: 3"),
         ("Counter", [call("hang", seconds=60)], 6, r"at agent's turn 1 with seed 3: it ran longer than .* 6 s"),
     ],
@@ -262,9 +267,13 @@ def test_failures_name_seed_and_turn(name: str, texts: list[str], timeout: float
     [
         (CHATML, {}, "drops tool calls. Use a model that was trained to call tools"),
         (
-            HEAD + CALLS.replace("<|im_end|>\n{% endfor %}", "\n{% endfor %}"),
+            HEAD
+            + CALLS.replace(
+                "CALL{% endfor %}<|im_end|>",
+                WAYS["json"] + "{% endfor %}{% if not m.tool_calls %}<|im_end|>{% endif %}",
+            ),
             {},
-            "does not end the turn after a tool call",
+            "drops arguments or results of tool calls",
         ),
         (HEAD + CALLS.replace("CALL", "{{ call.function.name }}"), {}, "drops arguments or results of tool calls"),
         (HEAD + CALLS.replace("CALL", "<<{{ call.function | tojson }}>>"), {}, "in an unknown format: .* Save a `resp"),
