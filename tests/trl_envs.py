@@ -97,7 +97,7 @@ class WithoutHints:
     def reset(self, **row: Any) -> None:
         pass
 
-    def look(self, where):  # type: ignore[no-untyped-def]
+    def look(self, direction):  # type: ignore[no-untyped-def]
         """Looks."""
 
     def get_reward(self) -> float:

@@ -4,12 +4,13 @@ transformers' `parse_response` reads them by a `response_template`. A tokenizer 
 format is the one in `FORMATS` that reads a call as the chat template writes it.
 """
 
+import pickle
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 from cory_env.chat import ChatError
-from cory_env.message import Message
+from cory_env.message import Message, has_surrogate
 from cory_env.prompt_encoder import Prompt, PromptEncoder
 
 _CALL = {"type": "function", "function": "{content}"}
@@ -101,7 +102,7 @@ def read_message(
             raw = str(tokenizer.decode(encoder.without_end(response), skip_special_tokens=False))
             parsed = _parse(tokenizer, raw, field, tools)
         calls = [_checked_call(call, index) for index, call in enumerate(parsed.get("tool_calls") or [])]
-    except (ValueError, TypeError, KeyError, AttributeError):  # whatever the model wrote
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # whatever the model wrote
         return Message(role="assistant", content=encoder.decode(response) if response else "")
     message = Message(role="assistant", content=str(parsed.get("content") or ""))
     return {**message, "tool_calls": calls} if calls else message
@@ -135,7 +136,7 @@ def find_format(encoder: PromptEncoder) -> dict[str, Any] | None:
             parsed = _parse(tokenizer, written, field, [_PROBE_TOOL])
         except (ValueError, TypeError, KeyError):
             continue
-        if [found.get("function") for found in parsed.get("tool_calls", [])] == [_PROBE]:
+        if [call.get("function") for call in parsed.get("tool_calls", [])] == [_PROBE]:
             return field
     raise ChatError(
         f"The chat template of {tokenizer.name_or_path} writes tool calls in an unknown format: {written!r:.200}. Save "
@@ -159,9 +160,15 @@ def _parse(tokenizer: Any, text: str, field: Mapping[str, Any], tools: Sequence[
 
 
 def _checked_call(call: Any, index: int) -> dict[str, Any]:
-    """Returns a call with an id. Raises ValueError if it has no name, or arguments without names."""
+    """Returns a call with an id.
+
+    Raises:
+        ValueError: It has no name or arguments without names, or text that is not UTF-8, which JSON can spell.
+        RecursionError: Its arguments are nested too deeply.
+    """
     function = call["function"]
     name, arguments = function["name"], function.get("arguments")
-    if not isinstance(name, str) or not isinstance(arguments, Mapping | None):
-        raise ValueError(f"{call} is not a call")
+    if not isinstance(name, str) or not isinstance(arguments, Mapping | None) or has_surrogate([name, arguments]):
+        raise ValueError(f"{call!r:.80} is not a call")
+    pickle.dumps(arguments)  # as it is sent to the environment's process
     return {"type": "function", "id": f"call{index:05}", "function": {"name": name, "arguments": dict(arguments or {})}}

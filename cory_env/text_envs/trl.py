@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, SupportsFloat
 
 from cory_env.functions import TRL_FACTORY, load_function
-from cory_env.message import Message
+from cory_env.message import Message, escape_surrogates
 from cory_env.text_envs.base import TurnBasedEnv
 from cory_env.text_envs.instance import EnvError
 from cory_env.text_envs.own_random import OwnRandom
@@ -50,11 +50,11 @@ class trl_env(TurnBasedEnv):
         self._runner = asyncio.Runner()
         self._random = OwnRandom(0)
         with self._random.active():
-            made = make(**settings)
-            if isinstance(made, Mapping) and settings:
+            product = make(**settings)
+            self._is_single = not isinstance(product, Mapping)
+            if not self._is_single and settings:
                 raise EnvError(f"is a dictionary, which has no setting {next(iter(settings))!r}")
-            self._is_single = not isinstance(made, Mapping)
-            instances = {"": made} if self._is_single else {name: made[name]() for name in made}
+            instances = {"": product} if self._is_single else {name: make_one() for name, make_one in product.items()}
         self._environments = {name: _Tools(instance) for name, instance in instances.items()}
 
     def start(self, seed: int) -> None:
@@ -119,7 +119,7 @@ class trl_env(TurnBasedEnv):
             Message(
                 role="tool",
                 name=call["function"]["name"],
-                content=str({"error": str(value)} if isinstance(value, Exception) else value),
+                content=escape_surrogates(str({"error": str(value)} if isinstance(value, Exception) else value)),
                 tool_call_id=call["id"],
             )
             for call, value in zip(calls, values, strict=True)

@@ -75,8 +75,8 @@ class Fields(BaseModel):
     `reasoning_gym` or `sudoku`; or a function of yours that makes one, `module:function` (docs/own-task.md)."""
     env: str | None = task_setting(None)
     """An environment instead of a task, whose agents act several times: a function of yours that makes a PettingZoo AEC
-    environment with text, `module:function`, or a game, `textarena:ID` (docs/environments.md). Its agents are the
-    roles."""
+    environment with text, `module:function`; a game, `textarena:ID`; or a class for TRL's `environment_factory`,
+    `trl:module:Class` (docs/environments.md). Its agents are the roles."""
     max_turns: int = task_setting(16, ge=1, le=1024)
     """With `env`: maximum number of turns of an agent in an episode; then the episode is truncated."""
     env_processes: int = computing_setting(4, ge=1)

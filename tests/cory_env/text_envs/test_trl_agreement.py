@@ -151,8 +151,8 @@ def run_trl(trl: Any, tokenizer: PreTrainedTokenizerBase, responses: Sequence[Se
 def plain(message: Any) -> dict[str, Any]:
     """A message without what only one of both has: ids of calls, and thoughts."""
     calls = [{key: value for key, value in call.items() if key != "id"} for call in message.get("tool_calls", [])]
-    kept = {key: message[key] for key in ("role", "content", "name") if key in message}
-    return {**kept, "tool_calls": calls} if calls else kept
+    content = {key: message[key] for key in ("role", "content", "name") if key in message}
+    return {**content, "tool_calls": calls} if calls else content
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
