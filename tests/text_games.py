@@ -121,6 +121,8 @@ class Broken(TextGame):
         super().step(action)
         if self.way == "text" and self._is_due():
             self.rewards["first"] = cast(Any, "much")
+        if self.way == "tools" and self._is_due():
+            self.infos[self.agent_selection] = {"tools": ["dig"]}
         if self.way == "dead" and self._is_due():
             self.terminations[self.agent_selection] = True
             self._was_dead_step = lambda action: None

@@ -115,6 +115,7 @@ WAYS = {
     "number": "it returned the observation 3 (int) instead of a text or a list of messages",
     "half": "it returned an observation that contains half of a surrogate pair",
     "assistant": "it returned a conversation whose last message is the assistant's",
+    "tools": "it returned infos with the tools ['dig'] instead of a list of JSON schemas",
     "dead": "it selects agent 'first' again, although it is done",
     "stranger": "it selected agent 'stranger', which is not among its possible_agents",
 }
