@@ -5,29 +5,29 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
-
-import torch
+from typing import TYPE_CHECKING, NamedTuple
 
 from cory_env.chain import Chain
 from cory_env.pickled import display_name
 from cory_env.tasks import TASKS, Split, Task
-from cory_env.tasks.task import FEEDBACK_PLACEHOLDER, placeholders
-from launch.cluster.gpus import check_gpus
 from launch.console.errors import CommandError
 from launch.evaluation.target import find_run, target_settings
-from launch.models.trained import PolicySet, open_trained
-from launch.models.trained_chain import MAX_BATCH_SIZE
+from launch.probing.chains import make_local_chains, make_text_chains
+from launch.probing.endpoint import Endpoint
 from launch.probing.figures import MIN_SAMPLES
 from launch.run_folder.sources import Sources, collect_sources
-from launch.training import preflight
 from policies.models.model_names import AVERAGE_POLICY
 from policies.settings.files import read_file, read_preset
 from policies.settings.overrides import apply_overrides
 from policies.settings.settings import Settings
 from policies.settings.yaml12 import Value
 
+if TYPE_CHECKING:
+    from launch.models.trained import PolicySet
+
 CPU_BATCH_SIZE = 32
+REQUESTS_AHEAD = 4
+"""First answers in a batch of an API, for each concurrent request."""
 
 
 class ProbePlan(NamedTuple):
@@ -42,6 +42,7 @@ class ProbePlan(NamedTuple):
         queries: Number of queries, the first of the split.
         samples: First answers per query.
         solved_at: Task reward from which an answer is right.
+        endpoint: The API whose model responds; None: policies in this process. Its chains have no tokenizer.
     """
 
     settings: Settings
@@ -56,10 +57,22 @@ class ProbePlan(NamedTuple):
     samples: int
     temperatures: tuple[float, ...]
     solved_at: float
+    endpoint: Endpoint | None = None
+
+    @property
+    def distinct_policy_ids(self) -> tuple[str, ...]:
+        """The policies, each once."""
+        return tuple(dict.fromkeys(self.policy_ids))
 
     @property
     def batch_size(self) -> int:
         """Maximum number of first answers that are generated at once; small on a CPU, so that progress is seen."""
+        if self.endpoint is not None:
+            return self.endpoint.concurrency * REQUESTS_AHEAD
+        import torch
+
+        from launch.models.trained_chain import MAX_BATCH_SIZE
+
         return MAX_BATCH_SIZE[self.settings.backend] if torch.cuda.is_available() else CPU_BATCH_SIZE
 
     def batches(self) -> list[tuple[float, list[tuple[int, int]]]]:
@@ -84,17 +97,21 @@ def plan_probe(
     samples: int,
     temperatures: Sequence[float],
     solved_at: float | None,
+    endpoint: Endpoint | None = None,
 ) -> ProbePlan:
-    """Plans the probe of a run's policies or of a model.
+    """Plans the probe of a run's policies, of a model, or of a model behind an API.
 
     Args:
-        target: Folder of a run; or folder, hub id or bundled name of a model.
+        target: Folder of a run; or folder, hub id or bundled name of a model; or the model's name in the API.
         preset, files: For a model: the settings; the defaults if there are neither.
         checkpoint: Of a run: `best`, `latest` or an update; None: the best, or the latest if none was evaluated.
         roles: Of a run: the policies of the first and the second agent; None: those after training.
         queries: Number of queries, the first of the split; None: all.
         solved_at: Task reward from which an answer is right; None: the task's.
+        endpoint: The API; None: policies in this process.
     """
+    if endpoint is not None:
+        endpoint.check()
     if samples < MIN_SAMPLES:
         raise CommandError(f"samples={samples} must be at least {MIN_SAMPLES}, for best-of-3.")
     if queries is not None and queries < 2:
@@ -104,7 +121,7 @@ def plan_probe(
             raise CommandError(f"Temperature {temperature:g} must be above 0: at 0, all samples of a query are equal.")
     if not temperatures or len(set(temperatures)) < len(temperatures):
         raise CommandError("Set at least one temperature, and none of them twice.")
-    run = find_run(target)
+    run = None if endpoint is not None else find_run(target)
     policies, policy_ids, base = None, None, None
     if run is None:
         if checkpoint is not None or roles is not None:
@@ -118,6 +135,8 @@ def plan_probe(
             raise CommandError(f"{target} is a run, which has its own settings. Change them with KEY=VALUE.")
         if run.settings.roles is not None:  # the second agent need not see the first answer, nor answer itself
             raise CommandError(f"{target} has roles, which cannot be probed. Probe its model instead.")
+        from launch.models.trained import open_trained  # imports torch
+
         policies = open_trained(target, checkpoint)
         for text in policies.warnings():
             warn(text)
@@ -132,17 +151,8 @@ def plan_probe(
         raise CommandError("knowledge_transfer=false conflicts with a probe: the second agent must see the answer.")
     policy_ids = _choose_policies(settings, policies, policy_ids)
     settings = settings.model_copy(update={"stop_when": None, "stop_in_training": False})
-    settings = preflight.fill_in_settings(settings)
-    task, tokenizers = preflight.check_run_settings(settings)
-    if policies is not None:
-        preflight.check_rope_factors(settings, policies.settings.max_length)
-    # `AVERAGE_POLICY` has no tokenizer of its own.
-    tokenizer_ids = [policy_id if policy_id in tokenizers else settings.policy_ids[0] for policy_id in policy_ids]
-    plain = chain = settings.make_chain(task, tokenizers, tokenizer_ids)
-    if settings.feedback is not None:
-        plain_settings = _without_feedback(settings)
-        plain = plain_settings.make_chain(preflight.load_task(plain_settings)[0], tokenizers, tokenizer_ids)
-    check_gpus(settings)
+    chains = make_local_chains(settings, policies, policy_ids) if endpoint is None else make_text_chains(settings)
+    settings, task, tokenizers, plain, with_feedback = chains
     solved_at = task.solved_at if solved_at is None else solved_at
     if solved_at is None or not math.isfinite(solved_at):
         raise CommandError(
@@ -153,10 +163,9 @@ def plan_probe(
     if available < 2:
         raise CommandError(f"The {split} split of task {task.name} has {available} queries, but a probe requires 2.")
     sources = collect_sources(settings, task, tokenizers)
-    with_feedback = None if task.feedback is None else chain
     return ProbePlan(
         *(settings, task, plain, with_feedback, sources, policies, policy_ids),
-        *(split, min(queries or available, available), samples, tuple(map(float, temperatures)), solved_at),
+        *(split, min(queries or available, available), samples, tuple(map(float, temperatures)), solved_at, endpoint),
     )
 
 
@@ -172,11 +181,3 @@ def _choose_policies(
     if settings.lora is not None and AVERAGE_POLICY in policy_ids:
         raise CommandError("The mean of adapters cannot be probed, because it has a higher rank. Choose other --roles.")
     return policy_ids[0], policy_ids[1]
-
-
-def _without_feedback(settings: Settings) -> Settings:
-    """Returns the settings without feedback. A user's prompt that shows feedback is replaced by the task's own."""
-    prompt = settings.observer_prompt
-    if prompt is not None and FEEDBACK_PLACEHOLDER in placeholders(prompt):
-        prompt = None
-    return settings.model_copy(update={"feedback": None, "observer_prompt": prompt})

@@ -31,11 +31,13 @@ class ProbeResult(NamedTuple):
     Attributes:
         figures: By temperature and name; see `compute_figures`.
         dropped: Number of queries left out at some temperature, because the reward or feedback function failed.
+        answers: The numbers of `all` answers, of `cut` ones (at `max_response_tokens`), and of `empty` ones.
     """
 
     figures: dict[float, dict[str, Figure]]
     advice: Advice
     dropped: int
+    answers: dict[str, int]
 
 
 def run_probe(plan: ProbePlan, path: Path, command: str, *, quiet: bool = False, debug: bool = False) -> ProbeResult:
@@ -51,12 +53,18 @@ def run_probe(plan: ProbePlan, path: Path, command: str, *, quiet: bool = False,
             )
             dropped = max(dropped, plan.queries - len(outcomes.right))
             figures[temperature] = compute_figures(outcomes, plan.settings.seed)
-        result = ProbeResult(figures, advise(figures), dropped)
+        result = ProbeResult(figures, advise(figures), dropped, count_answers(samples))
         record = {
             "command": command,
             **describe_inputs(plan.settings, plan.sources, None if plan.policies is None else plan.policies.update),
             **{"policies": plan.policy_ids, "split": plan.split, "queries": plan.queries, "samples": plan.samples},
-            **{"solved_at": plan.solved_at, "dropped": dropped, "advice": result.advice._asdict()},
+            **({} if plan.endpoint is None else {"endpoint": plan.endpoint._asdict()}),
+            **{
+                "solved_at": plan.solved_at,
+                "dropped": dropped,
+                "answers": result.answers,
+                "advice": result.advice._asdict(),
+            },
             "results": [
                 {
                     "temperature": temperature,
@@ -70,6 +78,21 @@ def run_probe(plan: ProbePlan, path: Path, command: str, *, quiet: bool = False,
         write_lines(path / RESPONSES, samples)
         write_lines(path / RESULT, [record])
     return result
+
+
+def count_answers(samples: Sequence[ProbedSample]) -> dict[str, int]:
+    """Counts the answers that were sampled, and those that were cut or are empty."""
+    answers = [
+        answer
+        for sample in samples
+        for answer in (sample["first"], sample.get("second"), sample.get("second_feedback"))
+        if answer is not None
+    ]
+    return {
+        "all": len(answers),
+        "cut": sum(not answer["ended"] for answer in answers),
+        "empty": sum(not answer["text"].strip() for answer in answers),
+    }
 
 
 def collect_outcomes(

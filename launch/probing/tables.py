@@ -66,3 +66,10 @@ def text_lines(figures: Mapping[float, Mapping[str, Figure]], advice: Advice) ->
     else:
         lines.append("Best of n is checked by the reward: an upper bound, as users have no reward.")
     return [*lines, "", *wrap(advice.text, WIDTH, break_on_hyphens=False)]
+
+
+def describe_odd_answers(answers: Mapping[str, int]) -> str:
+    """Returns a line about answers that were cut or are empty (`ProbeResult.answers`); empty if there are none."""
+    total, cut, empty = answers["all"], answers["cut"], answers["empty"]
+    parts = [f"{cut:,} were cut at max_response_tokens"] * (cut > 0) + [f"{empty:,} were empty"] * (empty > 0)
+    return f"Of {total:,} answers, {', '.join(parts)}." if parts else ""
