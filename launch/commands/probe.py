@@ -135,8 +135,9 @@ def probe(
         )
     if not quiet:
         print()
-        print_tables(sys.stdout, *probe_tables(result.figures))
-        print(*text_lines(result.figures, result.advice), sep="\n")
+        print_tables(sys.stdout, *probe_tables(result.figures, result.advice.temperature))
+        has_check = plan.task.feedback is not None
+        print(*text_lines(result.figures, result.advice, has_check=has_check, notes=result.notes), sep="\n")
         if text := describe_odd_answers(result.answers):
             print(text)
     print(f"Results     {out / RESULT}")

@@ -6,11 +6,12 @@ from typing import Literal, NamedTuple
 
 from launch.display.statistics import Estimate
 from launch.probing.figures import Figure
+from launch.probing.team_figures import CONTRIBUTION, part_names
 
 MAX_MORE_QUERIES = 100
 """A number of required queries is given if it is at most this many times the number of queries."""
 
-Choice = Literal["chain with feedback", "chain without feedback", "single agent", "nothing"]
+Choice = Literal["chain with feedback", "chain without feedback", "team", "single agent", "nothing"]
 
 CHAINS: tuple[tuple[Choice, str, str], ...] = (
     ("chain with feedback", "p2_feedback", "chain_feedback"),
@@ -82,8 +83,37 @@ def _decide_without_feedback(estimates: Mapping[str, Estimate]) -> tuple[Choice,
     """Compares the second agent's answer with the first one and with a vote: without a check, nothing else can."""
     scores = f"{_share(estimates['chain'])} of second answers are right, {_share(estimates['p1'])} of first ones"
     rivals = {"chain - one_answer": "one answer", "chain - vote_of_3": "a vote of three"}
+    return _compare(estimates, "chain without feedback", scores, rivals)
+
+
+def advise_team(figures: Mapping[float, Mapping[str, Figure]], *, has_check: bool) -> Advice:
+    """Says what to train, from the figures of `compute_team_figures` at the best temperature.
+
+    Args:
+        has_check: Whether a check picks among the answers of a single agent; otherwise a vote does.
+    """
+    temperature = best_temperature(figures)
+    estimates = {name: figure.estimate for name, figure in figures[temperature].items()}
+    scores = f"{_share(estimates['team'])} of its answers are right, {_share(estimates['one_answer'])} of single ones"
+    rivals = {"team - one_answer": "one answer", "team - vote_of_n": "a vote with as many tokens"}
+    if has_check:
+        rivals = {"team - best_of_n": "best-of-n with as many tokens"}
+    choice, text = _compare(estimates, "team", scores, rivals)
+    text = f"{text} (temperature {temperature:g})."
+    for name in part_names(figures[temperature]):
+        contribution = estimates[f"{name}: {CONTRIBUTION}"]
+        if _is_below(contribution):
+            text += f" Change or remove {name}: it spoils more than it repairs ({_points(contribution)})."
+    return Advice(temperature, choice, text)
+
+
+def _compare(
+    estimates: Mapping[str, Estimate], winner: Choice, scores: str, rivals: Mapping[str, str]
+) -> tuple[Choice, str]:
+    """Chooses a chain if it is better than all rivals, by the names of their differences, that were measured."""
+    subject = winner.partition(" ")[0]
     differences = {
-        f"{scores}; the chain scores {_points(estimates[name])} against {rival}": estimates[name]
+        f"{scores}; the {subject} scores {_points(estimates[name])} against {rival}": estimates[name]
         for name, rival in rivals.items()
         if name in estimates
     }
@@ -93,7 +123,8 @@ def _decide_without_feedback(estimates: Mapping[str, Estimate]) -> tuple[Choice,
     for text, difference in differences.items():
         if not _is_above(difference):
             return "nothing", f"Nothing can be said at {_queries(difference)}: {text}{_required(difference)}"
-    return "chain without feedback", f"Train a chain without feedback: {scores}"
+    article, reason = ("the", next(iter(differences))) if winner == "team" else ("a", scores)
+    return winner, f"Train {article} {winner}: {reason}"
 
 
 def format_percent(estimate: Estimate, *, signed: bool = False) -> str:

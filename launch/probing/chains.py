@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cory_env.chain import Chain
-from cory_env.chain_settings import ChainSettings
+from cory_env.chain_settings import ChainSettings, Position, Role
 from cory_env.rewarding.worker import RewardError
 from cory_env.tasks import Task
 from cory_env.tasks.task import FEEDBACK_PLACEHOLDER, placeholders
@@ -29,6 +30,7 @@ class ProbeChains(NamedTuple):
         tokenizers: Of the policies; empty for an API.
         plain: The chain of two without feedback.
         with_feedback: The chain of two whose second agent sees the feedback; None: there is no feedback function.
+        team: The chain of the roles; `plain` is then its first answering role alone. None: there are no roles.
     """
 
     settings: Settings
@@ -36,6 +38,7 @@ class ProbeChains(NamedTuple):
     tokenizers: Tokenizers
     plain: Chain
     with_feedback: Chain | None
+    team: Chain | None = None
 
 
 def make_local_chains(settings: Settings, policies: PolicySet | None, policy_ids: Sequence[str]) -> ProbeChains:
@@ -52,10 +55,12 @@ def make_local_chains(settings: Settings, policies: PolicySet | None, policy_ids
     # `AVERAGE_POLICY` has no tokenizer of its own.
     tokenizer_ids = [policy_id if policy_id in tokenizers else settings.policy_ids[0] for policy_id in policy_ids]
     plain = chain = settings.make_chain(task, tokenizers, tokenizer_ids)
+    check_gpus(settings)
+    if settings.roles is not None:
+        return ProbeChains(settings, task, tokenizers, make_bare_chain(chain), None, chain)
     if settings.feedback is not None:
         plain_settings = _without_feedback(settings)
         plain = plain_settings.make_chain(preflight.load_task(plain_settings)[0], tokenizers, tokenizer_ids)
-    check_gpus(settings)
     return ProbeChains(settings, task, tokenizers, plain, None if task.feedback is None else chain)
 
 
@@ -73,12 +78,34 @@ def make_text_chains(settings: Settings) -> ProbeChains:
     if settings.chat is False:
         raise CommandError("chat=false conflicts with --endpoint, which takes messages. Set chat=true.")
     task = _load_task(settings)
+    if settings.frozen_models:
+        raise CommandError("Roles with frozen models conflict with --endpoint, whose model has all roles.")
     plain = chain = _text_chain(settings, task)
+    _check_rewards(chain, settings.reward_timeout)
+    if settings.roles is not None:
+        return ProbeChains(settings, task, {}, make_bare_chain(chain), None, chain)
     if settings.feedback is not None:
         plain_settings = _without_feedback(settings)
         plain = _text_chain(plain_settings, _load_task(plain_settings))
-    _check_rewards(chain, settings.reward_timeout)
     return ProbeChains(settings, task, {}, plain, None if task.feedback is None else chain)
+
+
+def make_bare_chain(team: Chain) -> Chain:
+    """Returns the chain of the first role that answers, alone, on the prompt that it gets without earlier responses."""
+    index = answering_position(team)
+    role = team.positions[index].role
+    chain = copy.copy(team)
+    chain.positions = (Position(role.name, Role(role.name), 0, team.bare_template, ()),)
+    chain.agents = (role.name,)
+    chain.encoders = team.encoders[index : index + 1]
+    chain.response_limits = team.response_limits[index : index + 1]
+    chain.stops_when_solved = False
+    return chain
+
+
+def answering_position(chain: Chain) -> int:
+    """Returns the first position whose response is an answer to the query."""
+    return next(index for index, position in enumerate(chain.positions) if position.role.produces_response)
 
 
 def _load_task(settings: Settings) -> Task:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from cory_env.chain import Chain
+from cory_env.chain_settings import make_positions
 from cory_env.pickled import display_name
 from cory_env.tasks import TASKS, Split, Task
 from launch.console.errors import CommandError
@@ -17,6 +19,7 @@ from launch.probing.endpoint import Endpoint
 from launch.probing.figures import MIN_SAMPLES
 from launch.run_folder.sources import Sources, collect_sources
 from policies.models.model_names import AVERAGE_POLICY
+from policies.settings.derived import ROLES
 from policies.settings.files import read_file, read_preset
 from policies.settings.overrides import apply_overrides
 from policies.settings.settings import Settings
@@ -35,14 +38,16 @@ class ProbePlan(NamedTuple):
 
     Attributes:
         settings: Those of the chain with feedback, if there is a feedback function.
-        plain: The chain of two without feedback.
+        plain: The chain of two without feedback; with a team, its first answering role alone.
         with_feedback: The chain of two whose second agent sees the feedback; None: there is no feedback function.
         policies: The policies of a run; None: the model of the settings.
-        policy_ids: Of the first and the second agent.
+        policy_ids: Of the first and the second agent; with a team, by position.
         queries: Number of queries, the first of the split.
         samples: First answers per query.
         solved_at: Task reward from which an answer is right.
         endpoint: The API whose model responds; None: policies in this process. Its chains have no tokenizer.
+        team: The chain of the roles; None: there are none.
+        team: The chain of the roles; None: there are none.
     """
 
     settings: Settings
@@ -51,13 +56,14 @@ class ProbePlan(NamedTuple):
     with_feedback: Chain | None
     sources: Sources
     policies: PolicySet | None
-    policy_ids: tuple[str, str]
+    policy_ids: tuple[str, ...]
     split: Split
     queries: int
     samples: int
     temperatures: tuple[float, ...]
     solved_at: float
     endpoint: Endpoint | None = None
+    team: Chain | None = None
 
     @property
     def distinct_policy_ids(self) -> tuple[str, ...]:
@@ -77,10 +83,13 @@ class ProbePlan(NamedTuple):
 
     def batches(self) -> list[tuple[float, list[tuple[int, int]]]]:
         """All batches in order: a temperature, and pairs of query index and sample index."""
+        return [(temperature, chunk) for temperature in self.temperatures for chunk in self.chunks(self.samples)]
+
+    def chunks(self, samples: int) -> list[list[tuple[int, int]]]:
+        """The batches of one temperature, with so many samples per query."""
         size = self.batch_size
-        prompt_refs = [(query, sample) for query in range(self.queries) for sample in range(self.samples)]
-        chunks = [prompt_refs[start : start + size] for start in range(0, len(prompt_refs), size)]
-        return [(temperature, chunk) for temperature in self.temperatures for chunk in chunks]
+        prompt_refs = [(query, sample) for query in range(self.queries) for sample in range(samples)]
+        return [prompt_refs[start : start + size] for start in range(0, len(prompt_refs), size)]
 
 
 def plan_probe(
@@ -105,7 +114,8 @@ def plan_probe(
         target: Folder of a run; or folder, hub id or bundled name of a model; or the model's name in the API.
         preset, files: For a model: the settings; the defaults if there are neither.
         checkpoint: Of a run: `best`, `latest` or an update; None: the best, or the latest if none was evaluated.
-        roles: Of a run: the policies of the first and the second agent; None: those after training.
+        roles: Of a run: the policies of the first and the second agent, or of all agents of its roles; None: those
+            after training.
         queries: Number of queries, the first of the split; None: all.
         solved_at: Task reward from which an answer is right; None: the task's.
         endpoint: The API; None: policies in this process.
@@ -133,26 +143,27 @@ def plan_probe(
     else:
         if preset is not None or files:
             raise CommandError(f"{target} is a run, which has its own settings. Change them with KEY=VALUE.")
-        if run.settings.roles is not None:  # the second agent need not see the first answer, nor answer itself
-            raise CommandError(f"{target} has roles, which cannot be probed. Probe its model instead.")
         from launch.models.trained import open_trained  # imports torch
 
         policies = open_trained(target, checkpoint)
         for text in policies.warnings():
             warn(text)
         policy_ids = None if roles is None else policies.resolve_names(roles)
-    agents = 2 if run is None or run.settings.num_agents == 1 else None
-    settings = target_settings(target, run, overrides, agents, base)
+    overrides, model_roles = _split_roles(overrides, base)
+    has_roles = model_roles is not None if run is None else run.settings.roles is not None
+    agents = None if has_roles or (run is not None and run.settings.num_agents > 1) else 2
+    settings = target_settings(target, run, overrides, agents, base, model_roles)
     if settings.feedback is None and settings.task in TASKS and TASKS[settings.task].feedback is not None:
         warn(f"Task {settings.task} has a feedback function, which is not used. Add feedback=task to use it.")
     if settings.env is not None:
         raise CommandError("An environment cannot be probed. `cory evaluate` reports the returns of its agents.")
-    if not settings.knowledge_transfer:
+    if not settings.knowledge_transfer and not has_roles:
         raise CommandError("knowledge_transfer=false conflicts with a probe: the second agent must see the answer.")
     policy_ids = _choose_policies(settings, policies, policy_ids)
-    settings = settings.model_copy(update={"stop_when": None, "stop_in_training": False})
+    if not has_roles:
+        settings = settings.model_copy(update={"stop_when": None, "stop_in_training": False})
     chains = make_local_chains(settings, policies, policy_ids) if endpoint is None else make_text_chains(settings)
-    settings, task, tokenizers, plain, with_feedback = chains
+    settings, task, tokenizers, plain, with_feedback, team = chains
     solved_at = task.solved_at if solved_at is None else solved_at
     if solved_at is None or not math.isfinite(solved_at):
         raise CommandError(
@@ -165,19 +176,45 @@ def plan_probe(
     sources = collect_sources(settings, task, tokenizers)
     return ProbePlan(
         *(settings, task, plain, with_feedback, sources, policies, policy_ids),
-        *(split, min(queries or available, available), samples, tuple(map(float, temperatures)), solved_at, endpoint),
+        *(split, min(queries or available, available), samples, tuple(map(float, temperatures)), solved_at),
+        *(endpoint, team),
     )
+
+
+def _split_roles(overrides: Mapping[str, Value], base: Mapping[str, Value] | None) -> tuple[Mapping[str, Value], Value]:
+    """Returns the settings without the roles, and the roles of a model, which has all those of trained policies.
+
+    Raises:
+        CommandError: The roles are invalid.
+    """
+    values = overrides.get("roles") if base is None or "roles" in overrides else base.get("roles")
+    if base is None or values is None:
+        return {key: value for key, value in overrides.items() if base is None or key != "roles"}, None
+    try:
+        roles = ROLES.validate_python(values)
+        make_positions(roles)
+    except ValueError as error:
+        raise CommandError(f"roles: {' '.join(str(error).split())}") from error
+    trained = [replace(role, policy=role.frozen_model) for role in roles]
+    return {key: value for key, value in overrides.items() if key != "roles"}, list(map(asdict, trained))
 
 
 def _choose_policies(
     settings: Settings, policies: PolicySet | None, policy_ids: Sequence[str] | None
-) -> tuple[str, str]:
-    """Returns the policies of the first and the second agent."""
+) -> tuple[str, ...]:
+    """Returns the policies of the first and the second agent, or with `roles` of all agents."""
+    count = 2 if settings.roles is None else settings.num_agents
     if policy_ids is None:
-        policy_ids = (settings.policy_ids if policies is None else policies.policy_ids)[:2]
-        policy_ids = policy_ids if len(policy_ids) == 2 else (*policy_ids, *policy_ids)
-    if len(policy_ids) != 2:
-        raise CommandError(f"--roles names {len(policy_ids)} policies, but a probe requires two, such as llm_1,llm_2.")
+        assigned = settings.policy_ids if settings.roles is None else settings.assignment
+        policy_ids = (assigned if policies is None else policies.policy_ids)[:count]
+        policy_ids = policy_ids if len(policy_ids) == count else (*policy_ids, *policy_ids)
+    if len(policy_ids) != count:
+        number = "two" if count == 2 else str(count)
+        agents = "" if settings.roles is None else f", for {', '.join(settings.agents)}"
+        raise CommandError(
+            f"--roles names {len(policy_ids)} policies, but a probe requires {number}, such as "
+            f"{','.join((*settings.policy_ids, *settings.policy_ids * count)[:count])}{agents}."
+        )
     if settings.lora is not None and AVERAGE_POLICY in policy_ids:
         raise CommandError("The mean of adapters cannot be probed, because it has a higher rank. Choose other --roles.")
-    return policy_ids[0], policy_ids[1]
+    return tuple(policy_ids)
