@@ -122,10 +122,9 @@ def probe(
     out = out or default_folder("probe", target, plan.policies.folder if plan.policies else None)
     if not quiet:
         subject = target if endpoint is None else f"{target} at {endpoint}"
-        print(
-            f"Probing {subject} on task {plan.task.name}: {plan.queries} {split} queries × {samples} answers, "
-            f"{'with feedback' if plan.task.feedback else 'without a feedback function'}."
-        )
+        feedback = "with feedback" if plan.task.feedback else "without a feedback function"
+        unit = f"answers, {feedback}" if plan.settings.env is None else "episodes"
+        print(f"Probing {subject} on task {plan.task.name}: {plan.queries} {split} queries × {samples} {unit}.")
     command = shlex.join(["cory", "probe", *context.meta["words"]])
     result = run_probe(plan, out, command, quiet=quiet, debug=debug)
     if result.dropped:

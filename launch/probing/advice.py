@@ -11,7 +11,9 @@ from launch.probing.team_figures import CONTRIBUTION, part_names
 MAX_MORE_QUERIES = 100
 """A number of required queries is given if it is at most this many times the number of queries."""
 
-Choice = Literal["chain with feedback", "chain without feedback", "team", "single agent", "nothing"]
+Choice = Literal[
+    "chain with feedback", "chain without feedback", "team", "several turns", "single agent", "one turn", "nothing"
+]
 
 CHAINS: tuple[tuple[Choice, str, str], ...] = (
     ("chain with feedback", "p2_feedback", "chain_feedback"),
@@ -107,24 +109,48 @@ def advise_team(figures: Mapping[float, Mapping[str, Figure]], *, has_check: boo
     return Advice(temperature, choice, text)
 
 
+def advise_turns(figures: Mapping[float, Mapping[str, Figure]]) -> Advice:
+    """Says how many turns to train with, from the figures of an environment's episodes at the best temperature."""
+    temperature = best_temperature(figures)
+    estimates = {name: figure.estimate for name, figure in figures[temperature].items()}
+    scores = f"{_share(estimates['team'])} of episodes are solved, {_share(estimates['one_answer'])} in one turn"
+    rivals = {"team - best_of_n": "starting anew after one turn, with as many tokens"}
+    choice, text = _compare(estimates, "several turns", scores, rivals)
+    if len(part_names(figures[temperature])) == 1:
+        choice, text = "nothing", f"No agent had a second turn: {scores}"
+    return Advice(temperature, choice, f"{text} (temperature {temperature:g}).")
+
+
+SUBJECTS: dict[Choice, tuple[str, str, Choice, str]] = {
+    "chain without feedback": (
+        "the chain scores",
+        "Train a chain without feedback",
+        "single agent",
+        "Train a single agent",
+    ),
+    "team": ("the team scores", "Train the team", "single agent", "Train a single agent"),
+    "several turns": ("further turns score", "Train with several turns", "one turn", "Train with max_turns=1"),
+}
+"""By the choice if a comparison is won: its subject and its advice; and the choice and advice if it is lost."""
+
+
 def _compare(
     estimates: Mapping[str, Estimate], winner: Choice, scores: str, rivals: Mapping[str, str]
 ) -> tuple[Choice, str]:
-    """Chooses a chain if it is better than all rivals, by the names of their differences, that were measured."""
-    subject = winner.partition(" ")[0]
+    """Chooses a way to train if it is better than all rivals, by the names of their differences, that were measured."""
+    subject, win, loser, loss = SUBJECTS[winner]
     differences = {
-        f"{scores}; the {subject} scores {_points(estimates[name])} against {rival}": estimates[name]
+        f"{scores}; {subject} {_points(estimates[name])} against {rival}": estimates[name]
         for name, rival in rivals.items()
         if name in estimates
     }
     for text, difference in differences.items():
         if _is_below(difference):
-            return "single agent", f"Train a single agent: {text}"
+            return loser, f"{loss}: {text}"
     for text, difference in differences.items():
         if not _is_above(difference):
             return "nothing", f"Nothing can be said at {_queries(difference)}: {text}{_required(difference)}"
-    article, reason = ("the", next(iter(differences))) if winner == "team" else ("a", scores)
-    return winner, f"Train {article} {winner}: {reason}"
+    return winner, f"{win}: {scores if winner == 'chain without feedback' else next(iter(differences))}"
 
 
 def format_percent(estimate: Estimate, *, signed: bool = False) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cory_env.chain import Chain
@@ -12,6 +12,7 @@ from cory_env.chain_settings import ChainSettings, Position, Role
 from cory_env.rewarding.worker import RewardError
 from cory_env.tasks import Task
 from cory_env.tasks.task import FEEDBACK_PLACEHOLDER, placeholders
+from cory_env.text_envs.task import EnvTask
 from launch.cluster.gpus import check_gpus
 from launch.console.errors import CommandError
 from launch.training import preflight
@@ -30,7 +31,8 @@ class ProbeChains(NamedTuple):
         tokenizers: Of the policies; empty for an API.
         plain: The chain of two without feedback.
         with_feedback: The chain of two whose second agent sees the feedback; None: there is no feedback function.
-        team: The chain of the roles; `plain` is then its first answering role alone. None: there are no roles.
+        team: The chain of the roles, or an environment's agents; `plain` is then the first answering role alone, or the
+            environment that ends after each agent's first turn. None: there is neither.
     """
 
     settings: Settings
@@ -56,6 +58,10 @@ def make_local_chains(settings: Settings, policies: PolicySet | None, policy_ids
     tokenizer_ids = [policy_id if policy_id in tokenizers else settings.policy_ids[0] for policy_id in policy_ids]
     plain = chain = settings.make_chain(task, tokenizers, tokenizer_ids)
     check_gpus(settings)
+    if isinstance(task, EnvTask):
+        plain = copy.copy(chain)
+        plain.task = replace(task, max_turns=1)
+        return ProbeChains(settings, task, tokenizers, plain, None, chain)
     if settings.roles is not None:
         return ProbeChains(settings, task, tokenizers, make_bare_chain(chain), None, chain)
     if settings.feedback is not None:

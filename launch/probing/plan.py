@@ -18,6 +18,7 @@ from launch.probing.chains import make_local_chains, make_text_chains
 from launch.probing.endpoint import Endpoint
 from launch.probing.figures import MIN_SAMPLES
 from launch.run_folder.sources import Sources, collect_sources
+from launch.training import preflight
 from policies.models.model_names import AVERAGE_POLICY
 from policies.settings.derived import ROLES
 from policies.settings.files import read_file, read_preset
@@ -38,7 +39,7 @@ class ProbePlan(NamedTuple):
 
     Attributes:
         settings: Those of the chain with feedback, if there is a feedback function.
-        plain: The chain of two without feedback; with a team, its first answering role alone.
+        plain: The chain of two without feedback; with a team, see `ProbeChains`.
         with_feedback: The chain of two whose second agent sees the feedback; None: there is no feedback function.
         policies: The policies of a run; None: the model of the settings.
         policy_ids: Of the first and the second agent; with a team, by position.
@@ -46,8 +47,8 @@ class ProbePlan(NamedTuple):
         samples: First answers per query.
         solved_at: Task reward from which an answer is right.
         endpoint: The API whose model responds; None: policies in this process. Its chains have no tokenizer.
-        team: The chain of the roles; None: there are none.
-        team: The chain of the roles; None: there are none.
+        team: The chain of the roles, or an environment's agents; None: there is neither.
+        team: The chain of the roles, or an environment's agents; None: there is neither.
     """
 
     settings: Settings
@@ -156,7 +157,9 @@ def plan_probe(
     if settings.feedback is None and settings.task in TASKS and TASKS[settings.task].feedback is not None:
         warn(f"Task {settings.task} has a feedback function, which is not used. Add feedback=task to use it.")
     if settings.env is not None:
-        raise CommandError("An environment cannot be probed. `cory evaluate` reports the returns of its agents.")
+        if endpoint is not None:
+            raise CommandError("--endpoint conflicts with env: an environment requires a model on this machine.")
+        settings, has_roles = preflight.fill_in_settings(settings), True
     if not settings.knowledge_transfer and not has_roles:
         raise CommandError("knowledge_transfer=false conflicts with a probe: the second agent must see the answer.")
     policy_ids = _choose_policies(settings, policies, policy_ids)
@@ -165,6 +168,11 @@ def plan_probe(
     chains = make_local_chains(settings, policies, policy_ids) if endpoint is None else make_text_chains(settings)
     settings, task, tokenizers, plain, with_feedback, team = chains
     solved_at = task.solved_at if solved_at is None else solved_at
+    if settings.env is not None and solved_at is None:
+        raise CommandError(
+            f"env={settings.env} does not define which episodes are solved. Set --solved-at to the lowest return of a "
+            "solved one, such as --solved-at 1."
+        )
     if solved_at is None or not math.isfinite(solved_at):
         raise CommandError(
             f"Task {task.name} with reward {display_name(task.reward)} does not define which answers are right. Set "

@@ -1,6 +1,6 @@
 """Probes a run's policies, a model or an API, with all results in a folder.
 
-responses.jsonl   a line per first answer, with the second answers to it; or per episode of a team
+responses.jsonl   a line per first answer, with the second answers to it; or per episode
 probe.json        the figures and what they advise
 log.txt           the output of libraries and rewards
 """
@@ -15,13 +15,14 @@ from cory_env.rewards.votes import answer_reader
 from launch.display.terminal import ProgressPrinter
 from launch.evaluation.batches import RESPONSES, open_results, show_progress, write_lines
 from launch.evaluation.evaluation import describe_inputs
-from launch.probing.advice import Advice, advise, advise_team
+from launch.probing.advice import Advice, advise, advise_team, advise_turns
+from launch.probing.envs import collect_episodes, compute_agent_figures, sample_episodes
 from launch.probing.figures import Figure, compute_figures
 from launch.probing.outcomes import collect_outcomes
 from launch.probing.plan import ProbePlan
 from launch.probing.sampler import sample_answers
-from launch.probing.team_figures import compute_team_figures, lacks_samples
-from launch.probing.teams import collect_teams, sample_teams, team_batches
+from launch.probing.team_figures import TeamOutcomes, compute_team_figures, lacks_samples
+from launch.probing.teams import collect_teams, sample_batches, sample_teams
 
 RESULT = "probe.json"
 
@@ -48,7 +49,8 @@ class ProbeResult(NamedTuple):
     """The result of a probe.
 
     Attributes:
-        figures: By temperature and name; see `compute_figures`, and with roles `compute_team_figures`.
+        figures: By temperature and name; see `compute_figures`, and with roles or an environment
+            `compute_team_figures`, `compute_agent_figures`.
         dropped: Number of queries left out at some temperature, because the reward or feedback function failed.
         answers: The numbers of `all` answers, of `cut` ones (at `max_response_tokens`), and of `empty` ones.
         notes: Sentences that limit what the figures say.
@@ -63,9 +65,10 @@ class ProbeResult(NamedTuple):
 
 def run_probe(plan: ProbePlan, path: Path, command: str, *, quiet: bool = False, debug: bool = False) -> ProbeResult:
     """Samples the answers and writes the results to a folder, new or empty."""
-    batches = len(plan.batches() if plan.team is None else team_batches(plan))
+    batches = len(plan.batches() if plan.team is None else sample_batches(plan))
     with open_results(path, "probe", batches, quiet=quiet, debug=debug) as (progress, _):
-        probed = (_probe_pair if plan.team is None else _probe_team)(plan, batches, progress)
+        run = _probe_pair if plan.team is None else _probe_team if plan.settings.env is None else _probe_env
+        probed = run(plan, batches, progress)
         result = ProbeResult(probed.figures, probed.advice, probed.dropped, count_answers(probed.answers), probed.notes)
         record = {
             "command": command,
@@ -116,20 +119,41 @@ def _probe_team(plan: ProbePlan, batches: int, progress: ProgressPrinter) -> Pro
     results = show_progress(sample_teams(plan, progress), batches, progress)
     samples = [sample for batch in results for sample in batch]
     read_answer, has_check = answer_reader(plan.task.reward), plan.task.feedback is not None
-    figures, dropped, notes = {}, 0, []
+    figures, dropped, notes = {}, 0, list[str]()
     for temperature in plan.temperatures:
         chosen = [sample for sample in samples if sample["temperature"] == temperature]
         outcomes = collect_teams(chosen, plan.team.positions, plan.solved_at, read_answer, has_check=has_check)
         dropped = max(dropped, plan.queries - len(outcomes.right))
         figures[temperature] = compute_team_figures(outcomes, plan.settings.seed)
-        if lacks_samples(outcomes):
-            notes.append(
-                f"At temperature {temperature:g}, best of n has all {outcomes.single.right.shape[1]} answers and still "
-                "fewer tokens than the team. Raise --samples."
-            )
+        notes += _note_missing_samples(outcomes, temperature)
     answers: list[Mapping[str, Any]] = [response for sample in samples for response in sample["responses"]]
     advice = advise_team(figures, has_check=has_check)
     return Probed(samples, answers, figures, advice, dropped, tuple(notes))
+
+
+def _probe_env(plan: ProbePlan, batches: int, progress: ProgressPrinter) -> Probed:
+    """Samples episodes of an environment, and their first turns."""
+    results = show_progress(sample_episodes(plan, progress), batches, progress)
+    samples = [sample for batch in results for sample in batch]
+    figures, dropped, notes = {}, 0, list[str]()
+    for temperature in plan.temperatures:
+        chosen = [sample for sample in samples if sample["temperature"] == temperature]
+        outcomes = collect_episodes(chosen, plan.solved_at)
+        dropped = max(dropped, plan.queries - len(outcomes.right))
+        figures[temperature] = compute_team_figures(outcomes, plan.settings.seed)
+        figures[temperature] |= compute_agent_figures(chosen, plan.settings.seed)
+        notes += _note_missing_samples(outcomes, temperature)
+    answers: list[Mapping[str, Any]] = [response for sample in samples for response in sample["responses"]]
+    return Probed(samples, answers, figures, advise_turns(figures), dropped, tuple(notes))
+
+
+def _note_missing_samples(outcomes: TeamOutcomes, temperature: float) -> list[str]:
+    if not lacks_samples(outcomes):
+        return []
+    return [
+        f"At temperature {temperature:g}, the single agent has only {outcomes.single.right.shape[1]} samples, with "
+        "fewer tokens than the comparison allows. Raise --samples."
+    ]
 
 
 def count_answers(answers: Iterable[Mapping[str, Any]]) -> dict[str, int]:

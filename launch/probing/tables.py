@@ -7,6 +7,7 @@ from rich.table import Table
 
 from launch.display.tables import new_table
 from launch.probing.advice import Advice, format_percent
+from launch.probing.envs import RETURN, TURNS
 from launch.probing.figures import Figure
 from launch.probing.team_figures import CONTRIBUTION, REPAIRS, SPOILS, part_names
 
@@ -49,14 +50,25 @@ TEAM = {
 }
 """Row labels of a team's scores and differences, in order."""
 
+EPISODES = {
+    "one_answer": "one turn",
+    "best_of_n": "starting anew**",
+    "team": "whole episode",
+    "team - one_answer": "  - one turn",
+    "team - best_of_n": "  - starting anew**",
+}
+"""Row labels of the scores of an environment's episodes."""
+
 
 def probe_tables(figures: Mapping[float, Mapping[str, Figure]], temperature: float) -> list[Table]:
     """Returns the tables: shares of answers or scores, tokens, and for a team its parts at one temperature."""
     names = set.intersection(*map(set, figures.values()))  # at some temperature, no two answers may be equal: no vote
     columns = [f"T = {value:g}" for value in figures]
+    agents = [name.removeprefix(RETURN) for name in names if name.startswith(RETURN)]
     strategies, sections = STRATEGIES, [("% right, 95 % CI", SHARES), ("% solved, 95 % CI", STRATEGIES)]
     if is_team := "team" in names:
-        strategies, sections = TEAM, [("% solved, 95 % CI", TEAM)]
+        strategies = EPISODES if agents else TEAM
+        sections = [("% solved, 95 % CI", strategies)]
     tables = []
     for heading, labels in sections:
         tables.append(new_table([heading], columns))
@@ -66,7 +78,21 @@ def probe_tables(figures: Mapping[float, Mapping[str, Figure]], temperature: flo
     tables.append(new_table(["tokens per query"], columns))
     for name in (name for name in strategies if name in names and "-" not in name):
         tables[-1].add_row(strategies[name], *(f"{by_name[name].tokens:.1f}" for by_name in figures.values()))
-    return [*tables, _part_table(figures[temperature], temperature)] if is_team else tables
+    if is_team:
+        tables.append(_part_table(figures[temperature], temperature))
+    if agents:
+        tables.append(_agent_table(figures[temperature], temperature))
+    return tables
+
+
+def _agent_table(figures: Mapping[str, Figure], temperature: float) -> Table:
+    """Returns a row per agent of an environment: its return, turns and tokens per episode."""
+    table = new_table([f"at T = {temperature:g}"], ["return, 95 % CI", "turns", "tokens"])
+    for name in (name for name in figures if name.startswith(RETURN)):
+        agent, figure = name.removeprefix(RETURN), figures[name]
+        turns = figures[f"{TURNS}{agent}"].estimate.mean
+        table.add_row(agent, figure.estimate.format("{:.3g}"), f"{turns:.1f}", f"{figure.tokens:.1f}")
+    return table
 
 
 def _part_table(figures: Mapping[str, Figure], temperature: float) -> Table:
@@ -89,7 +115,16 @@ def text_lines(
         has_check: Whether there is a feedback function.
         notes: Further sentences (`ProbeResult`).
     """
-    is_team = "team" in next(iter(figures.values()))
+    names = next(iter(figures.values()))
+    is_team = "team" in names
+    if any(name.startswith(RETURN) for name in names):
+        lines = wrap(
+            "** after one turn, until an episode is solved; with as many tokens as whole episodes. Solved: the mean "
+            "return of the agents is at least --solved-at.",
+            WIDTH,
+        )
+        lines += [line for note in notes for line in wrap(note, WIDTH)]
+        return [*lines, "", *wrap(advice.text, WIDTH, break_on_hyphens=False)]
     subject = "team" if is_team else "chain"
     lines = [] if is_team else ["*  where the first answer is wrong"]
     if is_team or has_check:

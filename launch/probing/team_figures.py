@@ -118,9 +118,17 @@ def _changes(part: Part) -> tuple[Ratio, Ratio]:
 
 
 def lacks_samples(outcomes: TeamOutcomes) -> bool:
-    """Whether all single answers to a query together have fewer tokens than the team, so that best-of-n is too low."""
-    single = outcomes.single
-    return float(best_of(single, single.right.shape[1]).tokens.mean()) < float(outcomes.tokens.mean())
+    """Whether a single agent with as many tokens as the team would have more samples than there are.
+
+    With a check it stops at an accepted sample, so it lacks none if each query has one.
+    """
+    single, samples = outcomes.single, outcomes.single.right.shape[1]
+    tokens = single.length.sum(1)
+    if single.accepted is not None:
+        if single.accepted.any(1).all():
+            return False
+        tokens = best_of(single, samples).tokens
+    return float(tokens.mean()) < float(outcomes.tokens.mean())
 
 
 def part_names(figures: Mapping[str, Figure]) -> list[str]:

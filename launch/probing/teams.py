@@ -12,6 +12,7 @@ from cory_env.chain_settings import Position
 from cory_env.episode import ChainEpisode
 from cory_env.rewarding.episodes import RewardedResponse, compute_awaited, give_feedback, reward_responses
 from cory_env.rewarding.worker import RewardWorker
+from cory_env.text_envs.task import EnvTask
 from launch.console.errors import CommandError
 from launch.display.terminal import ProgressPrinter
 from launch.probing.chains import answering_position
@@ -23,6 +24,8 @@ from launch.probing.sampler import open_responder
 from launch.probing.team_figures import Part, TeamOutcomes
 
 Kind = Literal["single", "team"]
+MAX_SINGLE_TURNS = 8
+"""Turns of an environment for which there are enough single answers."""
 
 
 class RoleResponse(TypedDict):
@@ -56,12 +59,14 @@ class SampledTeam(TypedDict):
 
 
 def num_singles(plan: ProbePlan) -> int:
-    """Returns the number of single answers per query: more than the team has agents, so that best-of-n is not short."""
+    """Returns the number of single answers per query: more than the team has turns, so that best-of-n is not short."""
     assert plan.team is not None
-    return max(plan.samples, len(plan.team.positions) + 1)
+    task = plan.team.task
+    turns = min(task.max_turns, MAX_SINGLE_TURNS) if isinstance(task, EnvTask) else len(plan.team.positions)
+    return max(plan.samples, turns + 1)
 
 
-def team_batches(plan: ProbePlan) -> list[tuple[float, Kind, list[tuple[int, int]]]]:
+def sample_batches(plan: ProbePlan) -> list[tuple[float, Kind, list[tuple[int, int]]]]:
     """Returns all batches in order: a temperature, what is sampled, and pairs of query index and sample index."""
     counts: tuple[tuple[Kind, int], ...] = (("single", num_singles(plan)), ("team", plan.samples))
     return [
@@ -75,7 +80,7 @@ def team_batches(plan: ProbePlan) -> list[tuple[float, Kind, list[tuple[int, int
 def sample_teams(plan: ProbePlan, progress: ProgressPrinter) -> Iterator[list[SampledTeam]]:
     """Yields the samples of each batch, in order."""
     with open_responder(plan, progress) as (responder, worker):
-        for temperature, kind, prompt_refs in team_batches(plan):
+        for temperature, kind, prompt_refs in sample_batches(plan):
             yield _sample_batch(plan, responder, worker, temperature, kind, prompt_refs)
 
 
