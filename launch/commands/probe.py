@@ -40,7 +40,7 @@ def probe(
     solved_at: SolvedAt = None,
     checkpoint: CheckpointOption = None,
     roles: Annotated[
-        str | None, typer.Option(metavar="P,P", help="Policies of the two agents. [default: as after training]")
+        str | None, typer.Option(metavar="P,P", help="Policies of the agents. [default: as after training]")
     ] = None,
     endpoint: Annotated[
         str | None, typer.Option(metavar="URL", help="An OpenAI-compatible API, which responds instead of a RUN|MODEL.")
@@ -75,9 +75,12 @@ def probe(
 
     The policies' weights are read from the checkpoint, no pickles.
 
+    With `roles`, the team is compared with one of its agents that has as many tokens, and each role's contribution is
+    shown; with `env`, whole episodes are compared with starting anew after one turn.
+
     With --endpoint, the model of an OpenAI-compatible API responds: no weights, no GPU. OPENAI_API_KEY in the
     environment is the key. Prompts are sent as messages and never truncated; the server's defaults, such as its top_p,
-    apply.
+    apply. `cory serve` puts each message into its run's prompt, so let one of the two add nothing (prompt={query}).
 
     Examples:
       cory probe drafts-llama-tiny drafts-tiny

@@ -23,7 +23,12 @@ CHAINS: tuple[tuple[Choice, str, str], ...] = (
 
 
 class Advice(NamedTuple):
-    """What to train by the figures at a temperature. `nothing`: the intervals do not decide."""
+    """What to train by the figures at a temperature.
+
+    Attributes:
+        choice: `nothing`: the intervals do not decide. `team`, or `single agent`: of a probe with roles too. `several
+            turns`, or `one turn`: of an environment.
+    """
 
     temperature: float
     choice: Choice
