@@ -101,7 +101,8 @@ def advise_team(figures: Mapping[float, Mapping[str, Figure]], *, has_check: boo
     """
     temperature = best_temperature(figures)
     estimates = {name: figure.estimate for name, figure in figures[temperature].items()}
-    scores = f"{_share(estimates['team'])} of its answers are right, {_share(estimates['one_answer'])} of single ones"
+    right = _share(estimates["team"])
+    scores = f"{right} of the team's answers are right, {_share(estimates['one_answer'])} of single ones"
     rivals = {"team - one_answer": "one answer", "team - vote_of_n": "a vote with as many tokens"}
     if has_check:
         rivals = {"team - best_of_n": "best-of-n with as many tokens"}

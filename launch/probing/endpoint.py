@@ -149,20 +149,22 @@ class EndpointResponder:
                     assert isinstance(episode, TextEpisode)
                     group.create_task(self._respond_in(episode, sample, temperature))
         except ExceptionGroup as errors:  # the first error has cancelled the other requests
-            raise self._explain(errors.exceptions[0]) from errors.exceptions[0]
+            error: Exception = errors
+            while isinstance(error, ExceptionGroup):
+                error = error.exceptions[0]
+            raise self._explain(error) from error
 
     async def _respond_in(self, episode: TextEpisode, sample: int, temperature: float) -> None:
         settings, limits = self._settings, episode.chain.response_limits
         while episode.agent is not None and not episode.is_waiting:
             messages, turns = episode.messages(settings.system_prompt), episode.next_turns
             seeds = [_sampling_seed(settings.seed, episode.query.id, turn, sample) for turn in turns]
-            replies = await asyncio.gather(
-                *(
-                    self._request(messages, limits[turn], temperature, seed)
+            async with asyncio.TaskGroup() as group:  # drafts do not see each other
+                tasks = [
+                    group.create_task(self._request(messages, limits[turn], temperature, seed))
                     for turn, seed in zip(turns, seeds, strict=True)
-                )
-            )
-            for reply in replies:
+                ]
+            for reply in (task.result() for task in tasks):
                 episode.respond_text(self._remove_thought(reply.text), reply.length, ended=reply.ended)
 
     async def _request(self, messages: Sequence[Message], limit: int, temperature: float, seed: int) -> ApiResponse:

@@ -275,7 +275,7 @@ def vote(answers: NDArray[np.integer], right: Bools, voters: int = VOTERS) -> Fl
     """Returns the score of a majority vote of samples, averaged over all sets of so many voters, `[queries]`.
 
     If no two of their answers are equal, one of those that can be compared wins, each with the same probability; if
-    none can be compared, any of the three. None if no query has two equal answers, so that there is nothing to count.
+    none can be compared, any of them. None if no query has two equal answers, so that there is nothing to count.
     """
     total, most_votes = np.zeros(len(answers)), 0
     sets = list(combinations(range(answers.shape[1]), voters))

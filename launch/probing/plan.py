@@ -48,7 +48,6 @@ class ProbePlan(NamedTuple):
         solved_at: Task reward from which an answer is right.
         endpoint: The API whose model responds; None: policies in this process. Its chains have no tokenizer.
         team: The chain of the roles, or an environment's agents; None: there is neither.
-        team: The chain of the roles, or an environment's agents; None: there is neither.
     """
 
     settings: Settings
