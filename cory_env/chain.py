@@ -36,12 +36,12 @@ class Chain:
         response_limits: By position, the maximum length of the response in tokens.
     """
 
-    def __init__(self, task: Task, tokenizer: "PreTrainedTokenizerBase", **settings: Any) -> None:
+    def __init__(self, task: Task, tokenizer: "PreTrainedTokenizerBase | None", **settings: Any) -> None:
         """Makes a chain of agents with one tokenizer.
 
         Args:
             task: Queries and prompts.
-            tokenizer: The tokenizer of the model that responds.
+            tokenizer: The tokenizer of the model that responds. None: there are no encoders, as for `TextEpisode`.
             **settings: The fields of `ChainSettings`.
 
         Raises:
@@ -55,7 +55,7 @@ class Chain:
         self.task = task
         self.positions = s.make_positions()
         self.agents = tuple(position.agent for position in self.positions)
-        self.encoders = (PromptEncoder(task, tokenizer, s),) * len(self.positions)
+        self.encoders = () if tokenizer is None else (PromptEncoder(task, tokenizer, s),) * len(self.positions)
         self.knowledge_transfer = s.knowledge_transfer
         self.partner_reward = s.partner_reward
         self.stops_when_solved = s.stop_when == "solved"

@@ -292,7 +292,7 @@ class ChainEpisode(Episode):
             raise ValueError(f"note_feedback() got feedback on {len(feedback)} responses, but expects {num_missing}.")
         self.feedback += feedback
 
-    def _earlier(self, position: int) -> list[SeenResponse]:
+    def _earlier(self, position: int) -> Sequence[SeenResponse]:
         """Returns the responses that the agent at a position sees."""
         return [
             SeenResponse.decoded(

@@ -137,6 +137,7 @@ def probe(
     solved_at: float | None = None,
     roles: Sequence[str] | None = None,
     checkpoint: str | int | None = None,
+    endpoint: str | None = None,
     out: str | Path | None = None,
     quiet: bool = False,
     **settings: Any,
@@ -148,7 +149,7 @@ def probe(
         probe("smollm2", "code-smollm2", feedback="task", max_prompt_tokens=352, queries=100).advice.text
 
     Args:
-        source: a run, a run's folder; or a model: a folder, a hub id or a bundled name.
+        source: a run, a run's folder; or a model: a folder, a hub id or a bundled name; or its name at `endpoint`.
         preset: of a model: the preset with the other settings; None: the defaults.
         temperatures: of sampling, each above 0.
         queries: number of queries, from the start of the split; None: all.
@@ -157,6 +158,7 @@ def probe(
         solved_at: task reward from which an answer is right; None: the task's.
         roles: of a run: the policies of the first and the second agent; None: as after training.
         checkpoint: of a run: `best`, `latest` or an update; None: the best, or the latest if none was evaluated.
+        endpoint: base URL of an OpenAI-compatible API, whose model responds; None: policies in this process.
         out: folder for the results; None: a folder in the run's, or in `./probes`.
         quiet: whether to hide progress.
         **settings: settings to change, such as `task`, `data`, `reward` and `feedback`.
@@ -172,11 +174,13 @@ def probe(
     """
     from launch.cluster import session
     from launch.evaluation.target import default_folder
+    from launch.probing.endpoint import Endpoint
     from launch.probing.plan import plan_probe
     from launch.probing.probe import run_probe
 
     session.quiet_libraries(debug=True)
-    target = source.location if isinstance(source, Run) else expand_home(str(source))
+    target = source.location if isinstance(source, Run) else str(source)
+    target = target if endpoint is not None else expand_home(target)
     reject_unknown_settings(settings)
     plan = plan_probe(
         target,
@@ -190,6 +194,7 @@ def probe(
         samples=samples,
         temperatures=temperatures,
         solved_at=solved_at,
+        endpoint=None if endpoint is None else Endpoint(endpoint, target),
     )
     folder = None if out is None else _local_path(out, "probe")
     folder = folder or default_folder("probe", target, plan.policies.folder if plan.policies else None)

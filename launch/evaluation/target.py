@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
+from cory_env.chain_settings import make_positions
 from launch.console.errors import CommandError
 from launch.evaluation.evaluation import located_settings
 from launch.run_folder.run import Run
 from launch.run_folder.storage import is_uri
+from policies.settings.derived import ROLES
 from policies.settings.overrides import apply_overrides
 from policies.settings.settings import Settings, make_settings, settings_in_categories
 from policies.settings.yaml12 import Value
@@ -41,6 +43,7 @@ def target_settings(
     overrides: Mapping[str, Value],
     agents: int | None,
     model_settings: Mapping[str, Value] | None = None,
+    roles: Value = None,
 ) -> Settings:
     """Returns the settings for the evaluation of a run or a model.
 
@@ -48,9 +51,12 @@ def target_settings(
         run: The run; None: a model.
         agents: Number of agents in the chain; None: the run's, 1 for a model.
         model_settings: The settings of a model, whose policy settings are ignored; None: the defaults.
+        roles: For a model: the roles that it has, all of them.
     """
     overrides = dict(overrides)
     policy: dict[str, Value] = {"model": target, "num_agents": 1, "weights": "full", "advantage": "gae"}  # as it is
+    if roles is not None:
+        policy |= {"roles": roles, "num_agents": len(make_positions(ROLES.validate_python(roles))), "num_policies": 1}
     if policy_overrides := settings_in_categories("policy") & overrides.keys():
         raise CommandError(f"`{min(policy_overrides)}` cannot be changed: it is fixed by {target}.")
     if ("data" in overrides) != ("eval_data" in overrides):  # evaluate on the whole file
@@ -76,8 +82,8 @@ def target_settings(
     values = {key: value for key, value in {**base, **overrides}.items() if key not in settings_in_categories("policy")}
     if "queries_per_update" in overrides or agents is not None:
         values |= {"minibatch_size": 1, "num_learners": 0, "shards_per_policy": None}  # unused: there is no training
-        roles = cast(int, policy["num_agents"])
-        teams = max(cast(int, policy.get("num_policies") or roles) // roles, 1)
+        size = cast(int, policy["num_agents"])
+        teams = max(cast(int, policy.get("num_policies") or size) // size, 1)
         queries = values.get("queries_per_update", Settings.model_fields["queries_per_update"].default)
         values["queries_per_update"] = math.ceil(cast(int, queries) / teams) * teams
     final_overrides = {key: values[key] for key in overrides if key in values}

@@ -6,11 +6,14 @@ from typing import Literal, NamedTuple
 
 from launch.display.statistics import Estimate
 from launch.probing.figures import Figure
+from launch.probing.team_figures import CONTRIBUTION, part_names
 
 MAX_MORE_QUERIES = 100
 """A number of required queries is given if it is at most this many times the number of queries."""
 
-Choice = Literal["chain with feedback", "chain without feedback", "single agent", "nothing"]
+Choice = Literal[
+    "chain with feedback", "chain without feedback", "team", "several turns", "single agent", "one turn", "nothing"
+]
 
 CHAINS: tuple[tuple[Choice, str, str], ...] = (
     ("chain with feedback", "p2_feedback", "chain_feedback"),
@@ -20,7 +23,12 @@ CHAINS: tuple[tuple[Choice, str, str], ...] = (
 
 
 class Advice(NamedTuple):
-    """What to train by the figures at a temperature. `nothing`: the intervals do not decide."""
+    """What to train by the figures at a temperature.
+
+    Attributes:
+        choice: `nothing`: the intervals do not decide. `team`, or `single agent`: of a probe with roles too. `several
+            turns`, or `one turn`: of an environment.
+    """
 
     temperature: float
     choice: Choice
@@ -82,18 +90,73 @@ def _decide_without_feedback(estimates: Mapping[str, Estimate]) -> tuple[Choice,
     """Compares the second agent's answer with the first one and with a vote: without a check, nothing else can."""
     scores = f"{_share(estimates['chain'])} of second answers are right, {_share(estimates['p1'])} of first ones"
     rivals = {"chain - one_answer": "one answer", "chain - vote_of_3": "a vote of three"}
+    return _compare(estimates, "chain without feedback", scores, rivals)
+
+
+def advise_team(figures: Mapping[float, Mapping[str, Figure]], *, has_check: bool) -> Advice:
+    """Says what to train, from the figures of `compute_team_figures` at the best temperature.
+
+    Args:
+        has_check: Whether a check picks among the answers of a single agent; otherwise a vote does.
+    """
+    temperature = best_temperature(figures)
+    estimates = {name: figure.estimate for name, figure in figures[temperature].items()}
+    right = _share(estimates["team"])
+    scores = f"{right} of the team's answers are right, {_share(estimates['one_answer'])} of single ones"
+    rivals = {"team - one_answer": "one answer", "team - vote_of_n": "a vote with as many tokens"}
+    if has_check:
+        rivals = {"team - best_of_n": "best-of-n with as many tokens"}
+    choice, text = _compare(estimates, "team", scores, rivals)
+    text = f"{text} (temperature {temperature:g})."
+    for name in part_names(figures[temperature]):
+        contribution = estimates[f"{name}: {CONTRIBUTION}"]
+        if _is_below(contribution):
+            text += f" Change or remove {name}: it spoils more than it repairs ({_points(contribution)})."
+    return Advice(temperature, choice, text)
+
+
+def advise_turns(figures: Mapping[float, Mapping[str, Figure]]) -> Advice:
+    """Says how many turns to train with, from the figures of an environment's episodes at the best temperature."""
+    temperature = best_temperature(figures)
+    estimates = {name: figure.estimate for name, figure in figures[temperature].items()}
+    scores = f"{_share(estimates['team'])} of episodes are solved, {_share(estimates['one_answer'])} in one turn"
+    rivals = {"team - best_of_n": "starting anew after one turn, with as many tokens"}
+    choice, text = _compare(estimates, "several turns", scores, rivals)
+    if len(part_names(figures[temperature])) == 1:
+        choice, text = "nothing", f"No agent had a second turn: {scores}"
+    return Advice(temperature, choice, f"{text} (temperature {temperature:g}).")
+
+
+SUBJECTS: dict[Choice, tuple[str, str, Choice, str]] = {
+    "chain without feedback": (
+        "the chain scores",
+        "Train a chain without feedback",
+        "single agent",
+        "Train a single agent",
+    ),
+    "team": ("the team scores", "Train the team", "single agent", "Train a single agent"),
+    "several turns": ("further turns score", "Train with several turns", "one turn", "Train with max_turns=1"),
+}
+"""By the choice if a comparison is won: its subject and its advice; and the choice and advice if it is lost."""
+
+
+def _compare(
+    estimates: Mapping[str, Estimate], winner: Choice, scores: str, rivals: Mapping[str, str]
+) -> tuple[Choice, str]:
+    """Chooses a way to train if it is better than all rivals, by the names of their differences, that were measured."""
+    subject, win, loser, loss = SUBJECTS[winner]
     differences = {
-        f"{scores}; the chain scores {_points(estimates[name])} against {rival}": estimates[name]
+        f"{scores}; {subject} {_points(estimates[name])} against {rival}": estimates[name]
         for name, rival in rivals.items()
         if name in estimates
     }
     for text, difference in differences.items():
         if _is_below(difference):
-            return "single agent", f"Train a single agent: {text}"
+            return loser, f"{loss}: {text}"
     for text, difference in differences.items():
         if not _is_above(difference):
             return "nothing", f"Nothing can be said at {_queries(difference)}: {text}{_required(difference)}"
-    return "chain without feedback", f"Train a chain without feedback: {scores}"
+    return winner, f"{win}: {scores if winner == 'chain without feedback' else next(iter(differences))}"
 
 
 def format_percent(estimate: Estimate, *, signed: bool = False) -> str:

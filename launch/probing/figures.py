@@ -21,7 +21,7 @@ from launch.display.statistics import TAIL, Estimate, Floats, Z, column_cis, wil
 
 MIN_SAMPLES = 3
 """First answers per query: a best-of-3 requires three."""
-VOTERS = 3
+VOTERS, MAX_VOTERS = 3, 12
 NO_ANSWER = -1
 """Number of an answer that cannot be compared."""
 MIN_EVENTS = 10
@@ -55,6 +55,15 @@ class Outcomes(NamedTuple):
     second: SecondAnswers
     accepted: Bools | None = None
     second_feedback: SecondAnswers | None = None
+
+
+class SingleAnswers(NamedTuple):
+    """Independent answers of one agent: arrays `[queries, samples]`, as in `Outcomes`."""
+
+    right: Bools
+    length: Floats
+    answers: NDArray[np.integer]
+    accepted: Bools | None = None
 
 
 class Figure(NamedTuple):
@@ -202,7 +211,7 @@ def differences(outcomes: Outcomes, shares: dict[str, Ratio], by_name: dict[str,
     return result
 
 
-def best_of(outcomes: Outcomes, n: int) -> Strategy:
+def best_of(outcomes: Outcomes | SingleAnswers, n: int) -> Strategy:
     """Returns best-of-n with a check: samples are drawn until the check accepts one, at most n.
 
     The answer is the accepted sample, or the last one if none is accepted. All orders of the samples are averaged, in
@@ -226,7 +235,7 @@ def best_of(outcomes: Outcomes, n: int) -> Strategy:
     return Strategy(score, tokens)
 
 
-def best_of_tokens(outcomes: Outcomes, tokens: float) -> Strategy:
+def best_of_tokens(outcomes: Outcomes | SingleAnswers, tokens: float) -> Strategy:
     """Returns best-of-n with a given mean number of tokens per query, interpolated between two numbers n.
 
     If all samples together have fewer tokens, it is best-of-n with all samples; if one has more, it is one sample.
@@ -244,14 +253,32 @@ def best_of_tokens(outcomes: Outcomes, tokens: float) -> Strategy:
     return smaller
 
 
-def vote(answers: NDArray[np.integer], right: Bools) -> Floats | None:
-    """Returns the score of a majority vote of three samples, averaged over all sets of three, `[queries]`.
+def vote_of_tokens(single: SingleAnswers, tokens: float) -> Strategy | None:
+    """Returns the vote of n samples with a given mean number of tokens per query, interpolated between two numbers n.
 
-    If no two of three answers are equal, one of those that can be compared wins, each with the same probability; if
-    none can be compared, any of the three. None if no query has two equal answers, so that there is nothing to count.
+    It has at most as many voters as there are samples, of which the first `MAX_VOTERS` are used. None if no query has
+    two equal answers.
+    """
+    answers, right = single.answers[:, :MAX_VOTERS], single.right[:, :MAX_VOTERS]
+    length = single.length.mean(1)
+    wanted = min(max(tokens / float(length.mean()), 1.0), answers.shape[1])
+    low = int(wanted)
+    votes = {n: vote(answers, right, n) if n > 1 else right.mean(1) for n in {low, math.ceil(wanted)}}
+    scores = [votes[n] for n in (low, math.ceil(wanted))]
+    if scores[0] is None or scores[1] is None or (low == 1 and wanted == 1):
+        return None
+    weight = wanted - low
+    return Strategy((1 - weight) * scores[0] + weight * scores[1], wanted * length)
+
+
+def vote(answers: NDArray[np.integer], right: Bools, voters: int = VOTERS) -> Floats | None:
+    """Returns the score of a majority vote of samples, averaged over all sets of so many voters, `[queries]`.
+
+    If no two of their answers are equal, one of those that can be compared wins, each with the same probability; if
+    none can be compared, any of them. None if no query has two equal answers, so that there is nothing to count.
     """
     total, most_votes = np.zeros(len(answers)), 0
-    sets = list(combinations(range(answers.shape[1]), VOTERS))
+    sets = list(combinations(range(answers.shape[1]), voters))
     for members in sets:
         chosen, is_right = answers[:, members], right[:, members].astype(float)
         votes = (chosen[:, :, None] == chosen[:, None, :]).sum(2) * (chosen != NO_ANSWER)

@@ -1,62 +1,82 @@
-"""Probes a run's policies or a model in this process, with all results in a folder.
+"""Probes a run's policies, a model or an API, with all results in a folder.
 
-responses.jsonl   a line per first answer, with the second answers to it
+responses.jsonl   a line per first answer, with the second answers to it; or per episode
 probe.json        the figures and what they advise
 log.txt           the output of libraries and rewards
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Literal, NamedTuple
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from cory_env.rewards.votes import answer_reader
-from launch.console.errors import CommandError
+from launch.display.terminal import ProgressPrinter
 from launch.evaluation.batches import RESPONSES, open_results, show_progress, write_lines
 from launch.evaluation.evaluation import describe_inputs
-from launch.probing.advice import Advice, advise
-from launch.probing.figures import NO_ANSWER, Figure, Outcomes, SecondAnswers, compute_figures
+from launch.probing.advice import Advice, advise, advise_team, advise_turns
+from launch.probing.envs import collect_episodes, compute_agent_figures, sample_episodes
+from launch.probing.figures import Figure, compute_figures
+from launch.probing.outcomes import collect_outcomes
 from launch.probing.plan import ProbePlan
-from launch.probing.sampler import ProbedSample, sample_answers
+from launch.probing.sampler import sample_answers
+from launch.probing.team_figures import TeamOutcomes, compute_team_figures, lacks_samples
+from launch.probing.teams import collect_teams, sample_batches, sample_teams
 
 RESULT = "probe.json"
+
+
+class Probed(NamedTuple):
+    """What was sampled, as lines of `responses.jsonl`, and computed from it.
+
+    Attributes:
+        answers: All answers, with `text` and `ended`.
+        figures: By temperature and name.
+        dropped: See `ProbeResult`.
+        notes: See `ProbeResult`.
+    """
+
+    lines: list[Any]
+    answers: list[Mapping[str, Any]]
+    figures: dict[float, dict[str, Figure]]
+    advice: Advice
+    dropped: int
+    notes: tuple[str, ...] = ()
 
 
 class ProbeResult(NamedTuple):
     """The result of a probe.
 
     Attributes:
-        figures: By temperature and name; see `compute_figures`.
+        figures: By temperature and name; see `compute_figures`, and with roles or an environment
+            `compute_team_figures`, `compute_agent_figures`.
         dropped: Number of queries left out at some temperature, because the reward or feedback function failed.
+        answers: The numbers of `all` answers, of `cut` ones (at `max_response_tokens`), and of `empty` ones.
+        notes: Sentences that limit what the figures say.
     """
 
     figures: dict[float, dict[str, Figure]]
     advice: Advice
     dropped: int
+    answers: dict[str, int]
+    notes: tuple[str, ...] = ()
 
 
 def run_probe(plan: ProbePlan, path: Path, command: str, *, quiet: bool = False, debug: bool = False) -> ProbeResult:
     """Samples the answers and writes the results to a folder, new or empty."""
-    batches, figures, dropped = len(plan.batches()), {}, 0
+    batches = len(plan.batches() if plan.team is None else sample_batches(plan))
     with open_results(path, "probe", batches, quiet=quiet, debug=debug) as (progress, _):
-        results = show_progress(sample_answers(plan, progress), batches, progress)
-        samples = [sample for batch in results for sample in batch]
-        read_answer = answer_reader(plan.task.reward)
-        for temperature in plan.temperatures:
-            outcomes = collect_outcomes(
-                [sample for sample in samples if sample["temperature"] == temperature], plan.solved_at, read_answer
-            )
-            dropped = max(dropped, plan.queries - len(outcomes.right))
-            figures[temperature] = compute_figures(outcomes, plan.settings.seed)
-        result = ProbeResult(figures, advise(figures), dropped)
+        run = _probe_pair if plan.team is None else _probe_team if plan.settings.env is None else _probe_env
+        probed = run(plan, batches, progress)
+        result = ProbeResult(probed.figures, probed.advice, probed.dropped, count_answers(probed.answers), probed.notes)
         record = {
             "command": command,
             **describe_inputs(plan.settings, plan.sources, None if plan.policies is None else plan.policies.update),
             **{"policies": plan.policy_ids, "split": plan.split, "queries": plan.queries, "samples": plan.samples},
-            **{"solved_at": plan.solved_at, "dropped": dropped, "advice": result.advice._asdict()},
+            **({} if plan.endpoint is None else {"endpoint": plan.endpoint._asdict()}),
+            **{"solved_at": plan.solved_at, "dropped": result.dropped, "answers": result.answers},
+            **{"notes": result.notes, "advice": result.advice._asdict()},
             "results": [
                 {
                     "temperature": temperature,
@@ -64,50 +84,83 @@ def run_probe(plan: ProbePlan, path: Path, command: str, *, quiet: bool = False,
                         name: {**figure.estimate._asdict(), "tokens": figure.tokens} for name, figure in by_name.items()
                     },
                 }
-                for temperature, by_name in figures.items()
+                for temperature, by_name in result.figures.items()
             ],
         }
-        write_lines(path / RESPONSES, samples)
+        write_lines(path / RESPONSES, probed.lines)
         write_lines(path / RESULT, [record])
     return result
 
 
-def collect_outcomes(
-    samples: Sequence[ProbedSample], solved_at: float, read_answer: Callable[[str], object]
-) -> Outcomes:
-    """Converts the samples of one temperature to arrays, without the queries on which a function failed.
-
-    Args:
-        solved_at: Task reward from which an answer is right.
-        read_answer: Returns the answer in a response, which must be hashable, for votes; None if there is none.
-    """
-    by_query: dict[int, list[ProbedSample]] = {}
-    for sample in samples:
-        by_query.setdefault(sample["query"], []).append(sample)
-    rows = [row for row in by_query.values() if all(map(_is_complete, row))]
-    if len(rows) < 2:
-        raise CommandError("The reward or feedback function failed on all queries. Fix the function.")
-
-    def collect(name: Literal["first", "second", "second_feedback"]) -> SecondAnswers:
-        rewards = np.array([[float(sample[name]["task_reward"] or 0.0) for sample in row] for row in rows])
-        return SecondAnswers(
-            rewards >= solved_at, np.array([[float(sample[name]["length"]) for sample in row] for row in rows])
+def _probe_pair(plan: ProbePlan, batches: int, progress: ProgressPrinter) -> Probed:
+    """Samples first and second answers."""
+    results = show_progress(sample_answers(plan, progress), batches, progress)
+    samples = [sample for batch in results for sample in batch]
+    read_answer = answer_reader(plan.task.reward)
+    figures, dropped = {}, 0
+    for temperature in plan.temperatures:
+        outcomes = collect_outcomes(
+            [sample for sample in samples if sample["temperature"] == temperature], plan.solved_at, read_answer
         )
-
-    numbers = [_number_answers([read_answer(sample["first"]["text"]) for sample in row]) for row in rows]
-    outcomes = Outcomes(*collect("first"), np.array(numbers), collect("second"))
-    if "feedback" not in rows[0][0]:
-        return outcomes
-    accepted = np.array([[sample["feedback"] is None for sample in row] for row in rows])
-    return outcomes._replace(accepted=accepted, second_feedback=collect("second_feedback"))
-
-
-def _is_complete(sample: ProbedSample) -> bool:
-    answers = [sample["first"], sample.get("second"), sample.get("second_feedback", sample["first"])]
-    return all(answer is not None and answer["task_reward"] is not None for answer in answers)
+        dropped = max(dropped, plan.queries - len(outcomes.right))
+        figures[temperature] = compute_figures(outcomes, plan.settings.seed)
+    answers: list[Mapping[str, Any]] = [
+        answer
+        for sample in samples
+        for answer in (sample["first"], sample.get("second"), sample.get("second_feedback"))
+        if answer is not None
+    ]
+    return Probed(samples, answers, figures, advise(figures), dropped)
 
 
-def _number_answers(answers: Sequence[object]) -> list[int]:
-    """Numbers the answers to one query: equal answers get the same number; None is no answer."""
-    numbers = {answer: number for number, answer in enumerate(dict.fromkeys(a for a in answers if a is not None))}
-    return [NO_ANSWER if answer is None else numbers[answer] for answer in answers]
+def _probe_team(plan: ProbePlan, batches: int, progress: ProgressPrinter) -> Probed:
+    """Samples single answers and episodes of the team."""
+    assert plan.team is not None
+    results = show_progress(sample_teams(plan, progress), batches, progress)
+    samples = [sample for batch in results for sample in batch]
+    read_answer, has_check = answer_reader(plan.task.reward), plan.task.feedback is not None
+    figures, dropped, notes = {}, 0, list[str]()
+    for temperature in plan.temperatures:
+        chosen = [sample for sample in samples if sample["temperature"] == temperature]
+        outcomes = collect_teams(chosen, plan.team.positions, plan.solved_at, read_answer, has_check=has_check)
+        dropped = max(dropped, plan.queries - len(outcomes.right))
+        figures[temperature] = compute_team_figures(outcomes, plan.settings.seed)
+        notes += _note_missing_samples(outcomes, temperature)
+    answers: list[Mapping[str, Any]] = [response for sample in samples for response in sample["responses"]]
+    advice = advise_team(figures, has_check=has_check)
+    return Probed(samples, answers, figures, advice, dropped, tuple(notes))
+
+
+def _probe_env(plan: ProbePlan, batches: int, progress: ProgressPrinter) -> Probed:
+    """Samples episodes of an environment, and their first turns."""
+    results = show_progress(sample_episodes(plan, progress), batches, progress)
+    samples = [sample for batch in results for sample in batch]
+    figures, dropped, notes = {}, 0, list[str]()
+    for temperature in plan.temperatures:
+        chosen = [sample for sample in samples if sample["temperature"] == temperature]
+        outcomes = collect_episodes(chosen, plan.solved_at)
+        dropped = max(dropped, plan.queries - len(outcomes.right))
+        figures[temperature] = compute_team_figures(outcomes, plan.settings.seed)
+        figures[temperature] |= compute_agent_figures(chosen, plan.settings.seed)
+        notes += _note_missing_samples(outcomes, temperature)
+    answers: list[Mapping[str, Any]] = [response for sample in samples for response in sample["responses"]]
+    return Probed(samples, answers, figures, advise_turns(figures), dropped, tuple(notes))
+
+
+def _note_missing_samples(outcomes: TeamOutcomes, temperature: float) -> list[str]:
+    if not lacks_samples(outcomes):
+        return []
+    return [
+        f"At temperature {temperature:g}, the single agent has only {outcomes.single.right.shape[1]} samples, with "
+        "fewer tokens than the comparison allows. Raise --samples."
+    ]
+
+
+def count_answers(answers: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Counts all answers, those that were cut, and those that are empty."""
+    counts = {"all": 0, "cut": 0, "empty": 0}
+    for answer in answers:
+        counts["all"] += 1
+        counts["cut"] += not answer["ended"]
+        counts["empty"] += not answer["text"].strip()
+    return counts

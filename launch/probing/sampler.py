@@ -4,31 +4,28 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, NotRequired, TypedDict
+from typing import NotRequired, TypedDict
 
-from cory_env.chain import Chain
 from cory_env.episode import ChainEpisode
 from cory_env.rewarding.episodes import give_feedback, reward_episodes
 from cory_env.rewarding.worker import RewardWorker
 from launch.display.terminal import ProgressPrinter
-from launch.models.generators import load_generator, start_generator
+from launch.probing.endpoint import EndpointResponder
 from launch.probing.plan import ProbePlan
-from policies.rollout.chain_generation import ChainRequest, generate_chains
-
-if TYPE_CHECKING:
-    from policies.generation.generator import Generator
+from launch.probing.responder import Responder
 
 
 class Answer(TypedDict):
     """An answer in `responses.jsonl`, with its number of generated tokens.
 
-    The task reward is None if the reward function failed and `on_reward_error` is `skip`.
+    The task reward is None if the reward function failed and `on_reward_error` is `skip`. `ended` is false if the
+    answer was cut at `max_response_tokens`.
     """
 
     text: str
     length: int
     task_reward: float | None
+    ended: bool
 
 
 class ProbedSample(TypedDict):
@@ -51,57 +48,54 @@ def sample_answers(plan: ProbePlan, progress: ProgressPrinter) -> Iterator[list[
     """Yields the samples of each batch of the plan, in order.
 
     The second agent answers also if the feedback on the first answer is None, so that one sees whether it keeps right
-    answers. Sampling seeds are those of evaluations with the same `seed`.
+    answers.
     """
-    settings = plan.settings
+    with open_responder(plan, progress) as (responder, worker):
+        for temperature, prompt_refs in plan.batches():
+            yield _sample_batch(plan, responder, worker, temperature, prompt_refs)
+
+
+@contextlib.contextmanager
+def open_responder(plan: ProbePlan, progress: ProgressPrinter) -> Iterator[tuple[Responder, RewardWorker]]:
+    """Loads the policies, or connects with the API, and starts the rewards."""
     worker = RewardWorker(
         plan.task.reward,
         feedback=plan.task.feedback,
-        timeout=settings.reward_timeout,
-        on_error=settings.on_reward_error,
+        timeout=plan.settings.reward_timeout,
+        on_error=plan.settings.on_reward_error,
     )
     with worker:
         worker.prepare()  # while the engines start
-        progress.stage("Loading the model")
-        distinct = tuple(dict.fromkeys(plan.policy_ids))
-        if plan.policies is None:
-            models = {policy_id: settings.model_paths[policy_id] for policy_id in distinct}
-            generator = start_generator(settings, models, settings.backend, plan.batch_size)
+        responder: Responder
+        if plan.endpoint is not None:
+            responder = EndpointResponder(plan.endpoint, plan.settings)
         else:
-            policies = replace(plan.policies, settings=settings)
-            generator = load_generator(policies, distinct, settings.backend, plan.batch_size)
-        with contextlib.closing(generator):
+            from launch.probing.local import LocalResponder  # imports torch
+
+            progress.stage("Loading the model")
+            responder = LocalResponder(plan)
+        with contextlib.closing(responder):
             progress.stage("Sampling answers")
             progress.start_clock()
-            for temperature, prompt_refs in plan.batches():
-                yield _sample_batch(plan, generator, worker, temperature, prompt_refs)
+            yield responder, worker
 
 
 def _sample_batch(
     plan: ProbePlan,
-    generator: Generator,
+    responder: Responder,
     worker: RewardWorker,
     temperature: float,
     prompt_refs: Sequence[tuple[int, int]],
 ) -> list[ProbedSample]:
-    def respond(episodes: Sequence[ChainEpisode]) -> None:
-        requests = [
-            ChainRequest(
-                episode, plan.policy_ids, episode.chain.response_limits, temperature, plan.settings.seed, sample
-            )
-            for episode, (_, sample) in zip(episodes, prompt_refs, strict=True)
-        ]
-        generate_chains(generator, requests)  # none of those whose feedback failed
-
-    queries = plan.task.queries(plan.split)
-    plain = [ChainEpisode(plan.plain, queries[query]) for query, _ in prompt_refs]
-    respond(plain)
+    queries, samples = plan.task.queries(plan.split), [sample for _, sample in prompt_refs]
+    plain = [responder.make_episode(plan.plain, queries[query]) for query, _ in prompt_refs]
+    responder.respond(plain, samples, plan.policy_ids, temperature)
     rewards = reward_episodes(worker, plain)
     with_feedback: list[ChainEpisode] = []
     if plan.with_feedback is not None:
-        with_feedback = [_replay_first(plan.with_feedback, episode) for episode in plain]
+        with_feedback = [responder.replay_first(plan.with_feedback, episode) for episode in plain]
         give_feedback(worker, with_feedback)
-        respond(with_feedback)
+        responder.respond(with_feedback, samples, plan.policy_ids, temperature)  # none of those whose feedback failed
     feedback_rewards = reward_episodes(worker, with_feedback, first=1)
     records = []
     for index, (episode, (query, sample)) in enumerate(zip(plain, prompt_refs, strict=True)):
@@ -117,12 +111,10 @@ def _sample_batch(
     return records
 
 
-def _replay_first(chain: Chain, episode: ChainEpisode) -> ChainEpisode:
-    """Returns an episode of another chain with the same first response."""
-    copy = ChainEpisode(chain, episode.query)
-    copy.respond({"tokens": episode.responses[0], "length": len(episode.responses[0])})
-    return copy
-
-
 def _answer(episode: ChainEpisode, position: int, reward: float | None) -> Answer:
-    return Answer(text=episode.completions[position], length=len(episode.responses[position]), task_reward=reward)
+    return Answer(
+        text=episode.completions[position],
+        length=len(episode.responses[position]),
+        task_reward=reward,
+        ended=episode.ended[position],
+    )

@@ -107,12 +107,12 @@ class Sources:
 
 
 def collect_sources(settings: Settings, task: Task, tokenizers: Tokenizers) -> Sources:
-    """Computes the current fingerprints of a run's inputs."""
+    """Computes the current fingerprints of a run's inputs; without tokenizers, there are no models among them."""
     return Sources(
         paths=absolute_paths(settings),
         task=_task_fields(task),
         queries=digest_queries(task),
-        llms=digest_models(settings, tokenizers),
+        llms=digest_models(settings, tokenizers) if tokenizers else {},
         functions=[[display_name(name), _digest_function(name)] for name in _function_names(settings, task)],
         changes=[],
     )

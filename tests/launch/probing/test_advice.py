@@ -93,8 +93,8 @@ def test_three_temperatures_fit_in_80_columns(capsys: pytest.CaptureFixture[str]
     import sys
 
     figures = {t: compute_figures(simulate(300, 4, 0.02, 0.53, seed=int(10 * t))[0]) for t in (0.7, 1.0, 1.3)}
-    print_tables(sys.stdout, *probe_tables(figures))
-    print(*text_lines(figures, advise(figures)), sep="\n")
+    print_tables(sys.stdout, *probe_tables(figures, 1.0))
+    print(*text_lines(figures, advise(figures), has_check=True), sep="\n")
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) > 25 and max(map(len, lines)) <= 80
 
@@ -104,5 +104,5 @@ def test_a_vote_that_is_possible_at_one_temperature_only_has_no_row() -> None:
     different = outcomes._replace(answers=np.tile(np.arange(3), (20, 1)))
     figures = {0.7: compute_figures(outcomes), 1.3: compute_figures(different)}
     assert "vote_of_3" in figures[0.7] and "vote_of_3" not in figures[1.3]
-    rows = [str(cell) for table in probe_tables(figures) for cell in table.columns[0].cells]
+    rows = [str(cell) for table in probe_tables(figures, 1.0) for cell in table.columns[0].cells]
     assert "best of 3" in rows and "vote of 3" not in rows

@@ -17,14 +17,13 @@ from launch.models.generators import start_generator
 from launch.models.trained import open_trained
 from launch.models.trained_chain import TrainedChain
 from launch.probing.figures import compute_figures
+from launch.probing.outcomes import collect_outcomes
 from launch.probing.plan import ProbePlan, plan_probe
-from launch.probing.probe import collect_outcomes
 from launch.probing.sampler import ProbedSample
 from launch.run_folder.run import Run
 from policies.rollout.chain_generation import ChainRequest, FeedbackTogether, generate_chains
 from policies.settings.yaml12 import Value
 from tests.launch.conftest import RUN_SETTINGS, record_test_run, write_policies
-from tests.paper import make_settings
 
 FUNCTIONS = """
 def even(completions):
@@ -206,14 +205,6 @@ def test_a_single_agent_is_probed_as_its_own_second_agent(tmp_path: Path) -> Non
         str(run.path), {}, lambda text: None, split="validation", queries=2, samples=3, temperatures=[1.0], solved_at=1
     )
     assert plan.policy_ids == ("llm_1", "llm_1") and plan.settings.num_agents == 2
-
-
-def test_a_run_with_roles_is_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    roles = [{"name": "solver", "count": 2}, {"name": "reviser"}]
-    values = {**RUN_SETTINGS.model_dump(), "roles": roles, "num_agents": 3, "num_policies": None}
-    run = record_test_run(tmp_path / "run", make_settings(values), updates=range(2))
-    assert main(["probe", str(run.path), "--solved-at", "1"]) == 2
-    assert "has roles, which cannot be probed. Probe its model instead." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
