@@ -11,6 +11,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from cory_env.tasks import Query
+from cory_env.text_envs.task import make_env_task
 from launch.console.errors import CommandError
 from launch.run_folder.sources import (
     Sources,
@@ -338,6 +339,17 @@ def test_feedback_is_recorded_with_its_code_and_absent_otherwise(folder: Path) -
     Path("hints.py").write_text("def hint(completions):\n    return ['no' for _ in completions]\n")
     (change,) = list_changes(before, feedback="hints:hint")
     assert change == ("function", "The code of hints:hint changed since training started")
+
+
+@pytest.mark.parametrize("env", ["games:Game", "trl:games:Game?agents=a,b"])
+def test_the_code_of_an_environment_is_recorded(env: str, folder: Path) -> None:
+    settings = make_settings({"task": "custom", "env": env, "backend": "transformers"})
+    task = make_env_task(env, 4)
+    records = []
+    for total in (1, 2):
+        Path("games.py").write_text(f"class Game:\n    total = {total}\n")
+        records.append(collect_sources(settings, task, {}).functions)
+    assert [name for name, _ in records[0]] == [env] and records[0] != records[1]
 
 
 def test_the_recorded_code_of_a_feedback_function_from_python_is_not_published(folder: Path) -> None:
