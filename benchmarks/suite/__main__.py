@@ -39,7 +39,7 @@ from policies.rollout.chain_generation import ChainRequest, generate_chains
 
 MODEL, TEMPERATURE = "smollm2", 0.7
 INSTRUCTION = "Reply with only the answer."
-SETTINGS: Mapping[str, Any] = {
+SETTINGS: dict[str, Any] = {
     **{"task": "reasoning_gym", "data": "reasoning_gym:gcd?size=2", "reward": REWARD},
     **{"prompt": "{query}\n\n" + INSTRUCTION, "stop": "\n", "dtype": "fp32"},
     **{"max_prompt_tokens": 320, "max_response_tokens": 40},
