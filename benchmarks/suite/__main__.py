@@ -117,7 +117,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.suite", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the results")
     parser.add_argument("--screened", type=int, default=10, metavar="N", help="queries per screened set")
-    parser.add_argument("--queries", type=int, default=60, metavar="N", help="queries per probed set")
+    parser.add_argument("--queries", type=int, default=16, metavar="N", help="queries per probed set")
     parser.add_argument("--samples", type=int, default=3, metavar="N", help="first answers per query")
     parser.add_argument("--screen-only", action="store_true", help="end before the probe")
     return parser.parse_args()

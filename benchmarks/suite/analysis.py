@@ -17,11 +17,13 @@ MIN_SHARE, MAX_SHARE = 0.05, 0.8
 """Bounds of the share of right answers of a set that is probed."""
 SOLVED_AT = 1.0
 REWARD, FEEDBACK = "benchmarks.suite.answers:score", "benchmarks.suite.answers:feedback"
-TESTS = ("p2 - p1_again", "p2_feedback - p1_again", "chain_feedback - best_of_n")
-"""Names of the differences that are tested, each in all sets."""
-SHARES = ("p1", "p1_again", "p2", "p2_feedback", "kept_feedback")
-
-
+TESTS = {
+    "p2 - p1_again": "p2 − p1'",
+    "p2_feedback - p1_again": "p2 with feedback − p1'",
+    "chain_feedback - best_of_n": "feedback chain − best of n",
+}
+"""Names and labels of the differences that are tested, each in all sets."""
+SHARES = {"p1": "p1", "p1_again": "p1'", "p2": "p2", "p2_feedback": "p2 with feedback"}
 ALL = "~ all sets"  # the last one in alphabetical order
 
 
@@ -84,16 +86,17 @@ def correct(results: Mapping[str, SetResult]) -> dict[str, dict[str, float | Non
 
 
 def table(results: Mapping[str, SetResult]) -> list[str]:
-    """Returns the lines of a table in Markdown: shares in %, differences in points, and corrected p-values."""
+    """Returns the lines of a table in Markdown: shares in %, and differences in points with p and Holm's p."""
     corrected = correct(results)
-    heading = ["set", "queries", "right answers", *SHARES]
-    heading += [part for test in TESTS for part in (test, "p", "p, Holm")]
+    heading = ["set", "queries", "answers", *SHARES.values()]
+    heading += [part for label in TESTS.values() for part in (label, "p (Holm)")]
     lines = [f"| {' | '.join(heading)} |", "|---" * len(heading) + "|"]
     for name, result in results.items():
         cells = [name, str(result.queries), str(result.right_answers)]
         cells += [format_percent(result.figures[share].estimate) for share in SHARES]
         for test in TESTS:
+            p, holm_p = result.ps[test], corrected[test].get(name)
             cells.append(format_percent(result.figures[test].estimate, signed=True))
-            cells += ["-" if p is None else f"{p:.2g}" for p in (result.ps[test], corrected[test].get(name))]
+            cells.append("-" if p is None else f"{p:.2g}" if holm_p is None else f"{p:.2g} ({holm_p:.2g})")
         lines.append(f"| {' | '.join(cells)} |")
     return lines

@@ -1,4 +1,4 @@
-"""Reward and feedback for answers without tags, because SmolLM2-135M never writes those that the task asks for."""
+"""Reward and feedback for answers without tags, because SmolLM2-135M hardly ever writes those of the task."""
 
 import re
 from collections.abc import Sequence
