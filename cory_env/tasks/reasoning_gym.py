@@ -4,6 +4,7 @@
     data: reasoning_gym:chain_sum+leg_counting?size=2000&seed=1    a mixture in equal parts
 
 `size` is 500 and `seed` 0 unless they are set. Every tenth row is held out, unless `eval_data` names another seed.
+Seeds must be at least `size` apart: row i of seed s is usually row i - 1 of seed s + 1.
 """
 
 from cory_env.rewards.reasoning_gym import ANSWER_FORMAT

@@ -61,7 +61,8 @@ def absolute_paths(settings: Settings) -> dict[str, str]:
     values = [settings.data, settings.eval_data, settings.start_from]
     values += [name for name in settings.all_models.values() if not is_bundled(name)]
     names = [path_part(value) for value in values if value is not None]
-    return {name: os.path.abspath(name) for name in names if Path(name).exists()}
+    # Not `Path.exists`, which raises OSError for a name longer than a path may be, such as a long mixture of data sets.
+    return {name: os.path.abspath(name) for name in names if os.path.exists(name)}
 
 
 def path_part(value: str) -> str:

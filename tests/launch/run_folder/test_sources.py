@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from cory_env.tasks import Query
 from cory_env.text_envs.task import make_env_task
 from launch.console.errors import CommandError
+from launch.run_folder.locations import absolute_paths
 from launch.run_folder.sources import (
     Sources,
     _model_digest,
@@ -69,6 +70,11 @@ def test_moved_or_reformatted_sources_are_no_change(folder: Path) -> None:
     shutil.move("m", "elsewhere/m")
     (folder / "elsewhere" / "m" / "README.md").write_text("Mine.")
     assert list_changes(before, data=str(elsewhere), model="elsewhere/m") == []
+
+
+def test_a_source_with_a_name_longer_than_a_path_is_no_file() -> None:
+    names = "+".join(f"set_{number}" for number in range(100))
+    assert not absolute_paths(make_settings({**VALUES, "data": f"reasoning_gym:{names}?size=500"})).keys() - {"m"}
 
 
 def test_sources_round_trip_and_a_damaged_file_is_reported(folder: Path) -> None:
