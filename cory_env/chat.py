@@ -14,6 +14,13 @@ if TYPE_CHECKING:
 
 _PLACEHOLDER = "Marker{}Text"
 """The content of messages when a template is checked."""
+TOOL_NAME = "marker_tool"
+TOOL_CALL: dict[str, Any] = {
+    "type": "function",
+    "id": "call00000",  # Mistral's templates need nine characters
+    "function": {"name": TOOL_NAME, "arguments": {"marker_key": "Marker1Text"}},
+}
+"""Stands for a call when a template is rendered around it."""
 _OTHER_ROLES = ("system", "developer", "assistant", "tool")
 """Roles that templates may know in addition to `user`."""
 _FIXED_VARIABLES = {"messages", "add_generation_prompt", "raise_exception", "strftime_now"}
@@ -104,11 +111,12 @@ class ChatTemplate:
             self._checked_roles.add(roles)
         return self._render(messages, tools=tools)
 
-    def render_tool_call(self, call: Mapping[str, Any], results: Sequence[Message]) -> tuple[str, str]:
-        """Returns how an assistant's message with only a tool call is written, and what is written after it.
+    def render_tool_results(self, results: Sequence[Message]) -> tuple[str, str]:
+        """Returns how an assistant's message with only the call `TOOL_CALL` is written, and what is written after it.
+
+        The call is always the same, so that nothing that a model writes decides where its turn ends.
 
         Args:
-            call: The call.
             results: The messages after it, of the role `tool`.
 
         Returns:
@@ -119,9 +127,9 @@ class ChatTemplate:
             ChatError: The template rejects tool calls or their results, drops the call, or does not end the turn.
         """
         user = Message(role="user", content=_PLACEHOLDER.format(0))
-        written = self._render([user, Message(role="assistant", content="", tool_calls=[dict(call)]), *results])
+        written = self._render([user, Message(role="assistant", content="", tool_calls=[TOOL_CALL]), *results])
         text = written.partition(user["content"])[2]
-        start = text.find(call["function"]["name"])
+        start = text.find(TOOL_NAME)
         ends = [text.find(str(self._tokenizer.decode([token])), start) for token in self._turn_ends]
         end = min((end for end in ends if end >= 0), default=-1)
         if start < 0 or end < 0:

@@ -4,7 +4,7 @@ import copy
 from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 from cory_env.chain_settings import ChainSettings
 from cory_env.chat import ChatError, ChatTemplate, reject_conversations
@@ -223,7 +223,7 @@ class PromptEncoder(ResponseDecoder):
         Raises:
             ChatError: The chat template cannot render the messages; or there is none, and several messages.
         """
-        text = self._render_messages(self._mask_messages(messages), tools)
+        text = self._render_messages(self._mask_messages(messages), self._mask_values([*tools]))
         (tokens,) = self.control.encode([text], add_special_tokens=self.chat is None)
         return self._conversation_prompt(tokens)
 
@@ -252,12 +252,13 @@ class PromptEncoder(ResponseDecoder):
         if self.chat is None:
             suffix = self._render_messages(self._mask_messages(new))
         else:
+            masked_tools = self._mask_values([*tools])
             *earlier, answer = self._mask_messages(messages)
             after = self._mask_messages(new)
-            before = self.chat.render_messages(earlier, tools)
-            marked = self.chat.render_messages([*earlier, Message(role="assistant", content=_MARK), *after], tools)
-            head, _, suffix = marked.partition(_MARK)
-            written = self.chat.render_messages([*earlier, answer, *after], tools)
+            before = self.chat.render_messages(earlier, masked_tools)
+            mark = Message(role="assistant", content=_MARK)
+            head, _, suffix = self.chat.render_messages([*earlier, mark, *after], masked_tools).partition(_MARK)
+            written = self.chat.render_messages([*earlier, answer, *after], masked_tools)
             if head.rstrip() != before.rstrip() or answer["content"].strip() not in written:
                 return self.encode_messages([*messages, *new], tools)
         return self._conversation_prompt([*prompt, *response, *self.control.encode_continuation(suffix)])
@@ -265,8 +266,8 @@ class PromptEncoder(ResponseDecoder):
     def encode_tool_results(self, prompt: Sequence[int], response: Sequence[int], results: Sequence[Message]) -> Prompt:
         """Tokenizes a conversation that continues after tool calls; the tokens so far stay as they are.
 
-        What follows is rendered after a call without arguments, as in TRL's `GRPOTrainer`, and not with the whole
-        conversation, so that no template writes earlier messages anew.
+        What follows is rendered after another call, as in TRL's `GRPOTrainer`, and not with the whole conversation, so
+        that no template writes earlier messages anew.
 
         Args:
             prompt: The tokens before the response.
@@ -275,28 +276,24 @@ class PromptEncoder(ResponseDecoder):
         """
         assert self.chat is not None
         response = self.without_end(response)
-        call = {"type": "function", "function": {"name": results[0].get("name", ""), "arguments": {}}}
-        call["id"] = results[0].get("tool_call_id", "")
-        _, suffix = self.chat.render_tool_call(call, self._mask_messages(results))
+        _, suffix = self.chat.render_tool_results(self._mask_messages(results))
         return self._conversation_prompt([*prompt, *response, *self.control.encode_continuation(suffix)])
 
     def _mask_messages(self, messages: Sequence[Message]) -> list[Message]:
         return [self._mask_message(message) for message in messages]
 
     def _mask_message(self, message: Message) -> Message:
-        masked: Message = {**message, "content": self.control.mask(message["content"])}
-        if "tool_calls" in message:
-            masked["tool_calls"] = self._mask_values(message["tool_calls"])
-        return masked
+        masked = {key: value if key == "role" else self._mask_values(value) for key, value in message.items()}
+        return cast(Message, masked)
 
     def _mask_values(self, value: Any) -> Any:
         """Masks all texts in a value as JSON has it."""
         match value:
             case str():
                 return self.control.mask(value)
-            case list():
+            case list() | tuple():
                 return [self._mask_values(item) for item in value]
-            case dict():
+            case Mapping():
                 return {self.control.mask(str(key)): self._mask_values(item) for key, item in value.items()}
         return value
 

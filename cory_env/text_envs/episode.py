@@ -105,7 +105,8 @@ class EnvEpisode(Episode):
         turn = len(self.responses) - 1
         taken: str | Message = self.completions[turn]
         if tools := self.states[turn].tools:
-            taken = read_message(self.encoder(turn), self.prompts[turn], self.shown_tokens(turn), tools)
+            tokens = self.responses[turn], self.shown_tokens(turn)
+            taken = read_message(self.encoder(turn), self.prompts[turn], *tokens, tools)
         self.actions = (*self.actions, taken)
 
     def note_state(self, state: State) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from cory_env.chat import ChatError
+from cory_env.chat import TOOL_CALL, TOOL_NAME, ChatError
 from cory_env.message import Message, has_surrogate
 from cory_env.prompt_encoder import Prompt, PromptEncoder
 
@@ -65,21 +65,22 @@ FORMATS: dict[str, dict[str, Any]] = {
 }
 """Fields `tool_calls` of transformers' response templates, by what they look like."""
 
-_PROBE = {"name": "marker_tool", "arguments": {"marker_key": "Marker1Text"}}
-"""A call as which a chat template's format is found."""
-_PROBE_TOOL = {
+_TOOL = {
     "type": "function",
     "function": {
-        "name": _PROBE["name"],
+        "name": TOOL_NAME,
         "description": "",
         "parameters": {"type": "object", "properties": {"marker_key": {"type": "string", "description": ""}}},
     },
 }
-_PROBE_ID = "call00000"  # Mistral's templates need nine characters
 
 
 def read_message(
-    encoder: PromptEncoder, prompt: Prompt, response: Sequence[int], tools: Sequence[Mapping[str, Any]]
+    encoder: PromptEncoder,
+    prompt: Prompt,
+    response: Sequence[int],
+    shown: Sequence[int],
+    tools: Sequence[Mapping[str, Any]],
 ) -> Message:
     """Returns a response as a message: its text, and under `tool_calls` the calls in it, if there are any.
 
@@ -88,7 +89,8 @@ def read_message(
     Args:
         encoder: Of the agent.
         prompt: Before the response.
-        response: The response's tokens, without its thought.
+        response: The response's tokens.
+        shown: Those after its thought.
         tools: Their schemas give the types of arguments.
 
     Raises:
@@ -99,12 +101,13 @@ def read_message(
         if field is None:
             parsed: Any = tokenizer.parse_response([*response], prefix=[*prompt.tokens], tools=[*tools])
         else:
-            raw = str(tokenizer.decode(encoder.without_end(response), skip_special_tokens=False))
+            raw = str(tokenizer.decode(encoder.without_end(shown), skip_special_tokens=False))
             parsed = _parse(tokenizer, raw, field, tools)
         calls = [_checked_call(call, index) for index, call in enumerate(parsed.get("tool_calls") or [])]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # whatever the model wrote
-        return Message(role="assistant", content=encoder.decode(response) if response else "")
-    message = Message(role="assistant", content=str(parsed.get("content") or ""))
+        return Message(role="assistant", content=encoder.decode(shown) if shown else "")
+    content = str(parsed.get("content") or "")
+    message = Message(role="assistant", content=content if encoder.stop is None else content.partition(encoder.stop)[0])
     return {**message, "tool_calls": calls} if calls else message
 
 
@@ -121,22 +124,23 @@ def find_format(encoder: PromptEncoder) -> dict[str, Any] | None:
             "The environment has tools, but chat is off. Set chat=true for a model with a chat template, or use "
             "another model."
         )
-    result = Message(role="tool", content="Marker2Text", name="marker_tool", tool_call_id=_PROBE_ID)
-    call = {"type": "function", "id": _PROBE_ID, "function": _PROBE}
-    written, rest = chat.render_tool_call(call, [result])
-    if any(text not in written for text in ("marker_tool", "marker_key", "Marker1Text")) or "Marker2Text" not in rest:
+    result = Message(role="tool", content="Marker2Text", name=TOOL_NAME, tool_call_id=TOOL_CALL["id"])
+    written, rest = chat.render_tool_results([result])
+    shows_tools = TOOL_NAME in chat.render_messages([Message(role="user", content="a")], [_TOOL])
+    if "marker_key" not in written or "Marker1Text" not in written or "Marker2Text" not in rest or not shows_tools:
         raise ChatError(
-            f"The chat template of {tokenizer.name_or_path} drops arguments or results of tool calls. Use a model that "
-            "was trained to call tools."
+            f"The chat template of {tokenizer.name_or_path} drops "
+            f"{'arguments or results of tool calls' if shows_tools else 'the tools'}. Use a model that was trained to "
+            "call tools."
         )
     if getattr(tokenizer, "response_template", None) is not None:
         return None
     for field in FORMATS.values():
         try:
-            parsed = _parse(tokenizer, written, field, [_PROBE_TOOL])
+            parsed = _parse(tokenizer, written, field, [_TOOL])
         except (ValueError, TypeError, KeyError):
             continue
-        if [call.get("function") for call in parsed.get("tool_calls", [])] == [_PROBE]:
+        if [call.get("function") for call in parsed.get("tool_calls", [])] == [TOOL_CALL["function"]]:
             return field
     raise ChatError(
         f"The chat template of {tokenizer.name_or_path} writes tool calls in an unknown format: {written!r:.200}. Save "
@@ -168,7 +172,12 @@ def _checked_call(call: Any, index: int) -> dict[str, Any]:
     """
     function = call["function"]
     name, arguments = function["name"], function.get("arguments")
-    if not isinstance(name, str) or not isinstance(arguments, Mapping | None) or has_surrogate([name, arguments]):
+    if (
+        not isinstance(name, str)
+        or not name
+        or not isinstance(arguments, Mapping | None)
+        or has_surrogate([name, arguments])
+    ):
         raise ValueError(f"{call!r:.80} is not a call")
     pickle.dumps(arguments)  # as it is sent to the environment's process
     return {"type": "function", "id": f"call{index:05}", "function": {"name": name, "arguments": dict(arguments or {})}}

@@ -12,6 +12,7 @@ without a call. Then it is the next agent's turn, which sees the answers before.
 import asyncio
 import inspect
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, ClassVar, SupportsFloat
 
 from cory_env.functions import TRL_FACTORY, load_function
@@ -23,6 +24,8 @@ from cory_env.text_envs.own_random import OwnRandom
 ENVIRONMENT_COLUMN = "environment"
 """Column that names the factory of a row's environment, if there are several."""
 _RESET, _GET_REWARD = "reset", "get_reward"
+_PROMPT = "prompt"
+"""The argument of `reset` with the query as messages."""
 
 
 class trl_env(TurnBasedEnv):
@@ -47,7 +50,6 @@ class trl_env(TurnBasedEnv):
         """
         super().__init__(*agents.split(","))
         make = load_function(factory, TRL_FACTORY)
-        self._runner = asyncio.Runner()
         self._random = OwnRandom(0)
         with self._random.active():
             product = make(**settings)
@@ -61,6 +63,8 @@ class trl_env(TurnBasedEnv):
         """Resets the instance with the row's columns."""
         row = dict(self.row or {})
         query = row.pop("query", "")
+        if _PROMPT in row:
+            raise EnvError("got data with a column prompt beside the query's. Add ?query_column=prompt, or rename it")
         prompt = query if isinstance(query, list) else [Message(role="user", content=query)]
         name = "" if self._is_single else row.pop(ENVIRONMENT_COLUMN, None)
         if name not in self._environments:
@@ -70,7 +74,7 @@ class trl_env(TurnBasedEnv):
             )
         self._environment = self._environments[name]
         self._random = OwnRandom(seed)
-        text = self._call(self._environment.instance.reset, prompt=prompt, **row)
+        text = self._call(self._environment.instance.reset, **{_PROMPT: prompt}, **row)
         if not isinstance(text, str | None):
             raise EnvError(f"returned {text!r:.80} from reset instead of None or a text")
         self._prompt = [*prompt[:-1], {**prompt[-1], "content": prompt[-1]["content"] + (text or "")}]
@@ -107,14 +111,14 @@ class trl_env(TurnBasedEnv):
     def _call(self, function: Any, *arguments: Any, **keywords: Any) -> Any:
         with self._random.active():
             value = function(*arguments, **keywords)
-            return self._runner.run(_awaited(value)) if inspect.isawaitable(value) else value
+            return _event_loop().run(_awaited(value)) if inspect.isawaitable(value) else value
 
     def _run(self, calls: list[dict[str, Any]]) -> list[Message]:
         """Returns a message per call. What a call raises is its result, as in TRL."""
         with self._random.active():
             values = [self._environment.call(**call["function"]) for call in calls]
             if any(map(inspect.isawaitable, values)):
-                values = self._runner.run(_all_awaited(values))
+                values = _event_loop().run(_all_awaited(values))
         return [
             Message(
                 role="tool",
@@ -161,6 +165,12 @@ class _Tools:
             return self._tools[name](**arguments)
         except Exception as error:
             return error
+
+
+@cache
+def _event_loop() -> asyncio.Runner:
+    """The one of this process, as instances may keep connections that belong to it."""
+    return asyncio.Runner()
 
 
 async def _awaited(value: Any) -> Any:

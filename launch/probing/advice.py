@@ -35,20 +35,21 @@ class Advice(NamedTuple):
     text: str
 
 
-def best_temperature(figures: Mapping[float, Mapping[str, Figure]]) -> float:
-    """Returns the temperature at which the single agent is best; the lowest of equal ones.
+def best_temperature(figures: Mapping[float, Mapping[str, Figure]], name: str) -> float:
+    """Returns the temperature at which the single agent is best by a figure; the lowest of equal ones.
 
-    With a check, it is the one with the highest best-of-2, otherwise with the highest share of right first answers: a
-    chain has to be better than the single agent at its best.
+    A chain or a team has to be better than the single agent at its best.
     """
-    has_check = all("p2_feedback" in by_name for by_name in figures.values())
-    name = "best_of_2" if has_check else "one_answer"
     return min(figures, key=lambda temperature: (-figures[temperature][name].estimate.mean, temperature))
 
 
 def advise(figures: Mapping[float, Mapping[str, Figure]]) -> Advice:
-    """Says what to train, from the figures of `compute_figures` at the best temperature."""
-    temperature = best_temperature(figures)
+    """Says what to train, from the figures of `compute_figures` at the best temperature.
+
+    With a check, it is the one with the highest best-of-2, otherwise with the highest share of right first answers.
+    """
+    has_check = all("p2_feedback" in by_name for by_name in figures.values())
+    temperature = best_temperature(figures, "best_of_2" if has_check else "one_answer")
     estimates = {name: figure.estimate for name, figure in figures[temperature].items()}
     decide = _decide_with_feedback if "p2_feedback" in estimates else _decide_without_feedback
     choice, text = decide(estimates)
@@ -99,7 +100,7 @@ def advise_team(figures: Mapping[float, Mapping[str, Figure]], *, has_check: boo
     Args:
         has_check: Whether a check picks among the answers of a single agent; otherwise a vote does.
     """
-    temperature = best_temperature(figures)
+    temperature = best_temperature(figures, "best_of_n" if has_check else "one_answer")
     estimates = {name: figure.estimate for name, figure in figures[temperature].items()}
     right = _share(estimates["team"])
     scores = f"{right} of the team's answers are right, {_share(estimates['one_answer'])} of single ones"
@@ -117,7 +118,7 @@ def advise_team(figures: Mapping[float, Mapping[str, Figure]], *, has_check: boo
 
 def advise_turns(figures: Mapping[float, Mapping[str, Figure]]) -> Advice:
     """Says how many turns to train with, from the figures of an environment's episodes at the best temperature."""
-    temperature = best_temperature(figures)
+    temperature = best_temperature(figures, "best_of_n")
     estimates = {name: figure.estimate for name, figure in figures[temperature].items()}
     scores = f"{_share(estimates['team'])} of episodes are solved, {_share(estimates['one_answer'])} in one turn"
     rivals = {"team - best_of_n": "starting anew after one turn, with as many tokens"}

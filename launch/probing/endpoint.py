@@ -59,6 +59,11 @@ class Endpoint(NamedTuple):
         try:
             parts = urlsplit(self.url)
             is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+            if "@" in parts.netloc or parts.fragment:
+                raise CommandError(
+                    f"--endpoint has a user name or a part after #, which results would show. Set {KEY} in the "
+                    "environment instead."
+                )
         except ValueError:  # a port that is no number, or a broken IPv6 address
             is_valid = False
         if not is_valid or self.url != self.url.strip():

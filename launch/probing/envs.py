@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Literal, TypedDict
@@ -19,6 +20,8 @@ from launch.probing.plan import ProbePlan
 from launch.probing.team_figures import Part, TeamOutcomes
 from launch.probing.teams import sample_batches
 
+ROUNDING = 1e-9
+"""Returns this far below the lowest one of a solved episode count as it: sums of floats are not exact."""
 RETURN, TURNS = "return of ", "turns of "
 """Beginnings of the names of an agent's figures."""
 
@@ -66,7 +69,11 @@ def sample_episodes(plan: ProbePlan, progress: ProgressPrinter) -> Iterator[list
     assert settings.env is not None and plan.team is not None
     progress.stage("Loading the model")
     pool = EnvPool(
-        settings.env, agents=plan.team.agents, timeout=settings.reward_timeout, on_error=settings.on_reward_error
+        settings.env,
+        agents=plan.team.agents,
+        num_processes=settings.env_processes,
+        timeout=settings.reward_timeout,
+        on_error=settings.on_reward_error,
     )
     with pool, closing(LocalResponder(plan)) as responder:
         progress.stage("Sampling episodes")
@@ -96,13 +103,13 @@ def sample_episodes(plan: ProbePlan, progress: ProgressPrinter) -> Iterator[list
 
 
 def _responses(episode: EnvEpisode) -> list[TurnResponse]:
-    gains = [sum(state.rewards.values()) / len(episode.chain.agents) for state in episode.states]
+    gains = [math.fsum(state.rewards.values()) / len(episode.chain.agents) for state in episode.states]
     return [
         TurnResponse(
             agent=agent,
             text=episode.completions[turn],
             length=len(episode.responses[turn]),
-            score=sum(gains[: turn + 2]),  # the first state is that of the reset
+            score=math.fsum(gains[: turn + 2]),  # the first state is that of the reset
             ended=episode.ended[turn],
         )
         for turn, agent in enumerate(episode.agents)
@@ -112,8 +119,9 @@ def _responses(episode: EnvEpisode) -> list[TurnResponse]:
 def collect_episodes(samples: Sequence[SampledEpisode], solved_at: float) -> TeamOutcomes:
     """Converts the episodes of one temperature to arrays, without seeds on which the environment failed.
 
-    Single answers are first turns, which the environment itself accepts if they solve the episode; parts are the first
-    turns of all agents, their second ones, and so on.
+    Single answers are episodes that end where an agent would have its second turn; the environment itself accepts those
+    that are solved. Parts are the first turns of all agents, their second ones, and so on; an agent that begins later
+    is in the part in which it begins.
 
     Args:
         solved_at: The mean of the agents' returns from which an episode is solved.
@@ -121,6 +129,7 @@ def collect_episodes(samples: Sequence[SampledEpisode], solved_at: float) -> Tea
     rows = {kind: _by_query(samples, kind) for kind in ("single", "team")}
     if len(rows["team"]) < 2:
         raise CommandError("The environment failed on all seeds. Correct it.")
+    solved_at -= ROUNDING
     right = np.array([[_score(sample) >= solved_at for sample in row] for row in rows["single"]])
     lengths = [
         [float(sum(response["length"] for response in sample["responses"])) for sample in row] for row in rows["single"]
@@ -135,7 +144,7 @@ def collect_episodes(samples: Sequence[SampledEpisode], solved_at: float) -> Tea
             [
                 [turns[turn] if turn < len(turns) else (turns[-1][1], turns[-1][1], 0.0, 0.0) for turns in row]
                 for row in episodes
-            ]
+            ]  # [queries, samples, 4]
         )
         before, after, acted, tokens = np.moveaxis(columns, 2, 0)
         parts.append(Part(f"turn {turn + 1}", before, after, acted, tokens))
@@ -152,7 +161,7 @@ def _by_query(samples: Sequence[SampledEpisode], kind: str) -> list[list[Sampled
 
 
 def _score(sample: SampledEpisode) -> float:
-    return sum(sample["returns"].values()) / len(sample["returns"])
+    return math.fsum(sample["returns"].values()) / len(sample["returns"])
 
 
 def _read_turns(sample: SampledEpisode, solved_at: float) -> list[tuple[float, float, float, float]]:
@@ -166,12 +175,7 @@ def _read_turns(sample: SampledEpisode, solved_at: float) -> list[tuple[float, f
             turns.append((turns[-1][1] if turns else 0.0, solved, 1.0, 0.0))
         before, _, acted, tokens = turns[-1]
         turns[-1] = (before, solved, acted, tokens + response["length"])
-    return turns
-
-
-def _turn_or_end(turns: Sequence[tuple[float, float, float, float]], turn: int) -> tuple[float, float, float, float]:
-    """Returns a turn of `_read_turns`; after the end, that nothing changes any more."""
-    return turns[turn] if turn < len(turns) else (turns[-1][1], turns[-1][1], 0.0, 0.0)
+    return turns or [(0.0, float(_score(sample) >= solved_at), 0.0, 0.0)]  # its reset ended it
 
 
 def compute_agent_figures(samples: Sequence[SampledEpisode], seed: int) -> dict[str, Figure]:

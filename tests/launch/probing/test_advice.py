@@ -78,9 +78,10 @@ def test_a_model_without_wrong_answers_leaves_nothing_to_repair() -> None:
 
 def test_the_best_temperature_is_that_of_the_best_single_agent() -> None:
     weak, strong = (compute_figures(simulate(100, 3, 0.1, p2, seed=seed)[0]) for p2, seed in ((0.9, 1), (0.1, 2)))
-    better = 0.7 if weak["best_of_2"].estimate.mean > strong["best_of_2"].estimate.mean else 1.3
-    assert best_temperature({0.7: weak, 1.3: strong}) == better
-    assert best_temperature({1.3: weak, 0.7: weak}) == 0.7
+    name = "best_of_2"
+    better = 0.7 if weak[name].estimate.mean > strong[name].estimate.mean else 1.3
+    assert best_temperature({0.7: weak, 1.3: strong}, name) == better
+    assert best_temperature({1.3: weak, 0.7: weak}, name) == 0.7
 
 
 def test_percentages_have_a_decimal_if_they_are_small() -> None:

@@ -1,6 +1,7 @@
 """`cory probe` of environments: whole episodes against starting anew after one turn with as many tokens."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any, Literal
 
@@ -71,6 +72,25 @@ def test_turns_of_all_agents_are_parts() -> None:
     figures = compute_agent_figures(episodes, seed=0)
     assert figures["return of a"].estimate.mean == 0.5 and figures["turns of b"].estimate.mean == 1.5
     assert figures["return of a"].tokens == 10 and figures["return of b"].tokens == 7.5
+
+
+def test_returns_are_compared_as_the_decimals_that_they_stand_for() -> None:
+    solved = [("a", 0.1), ("a", math.fsum([0.1, 0.2]))]
+    episodes = [
+        *(episode(query, ("a", 0.1 + 0.2 - 1e-16), kind="single") for query in range(2)),
+        *(episode(query, *solved) for query in range(2)),
+    ]
+    outcomes = collect_episodes(episodes, solved_at=0.3)
+    assert outcomes.single.right.all() and outcomes.right.all()
+
+
+def test_an_episode_that_its_reset_ends_has_no_turn() -> None:
+    empty: SampledEpisode = {**episode(0, ("a", 1.0)), "responses": []}
+    outcomes = collect_episodes(
+        [episode(0, ("a", 0.0), kind="single"), episode(1, ("a", 0.0), kind="single"), empty, {**empty, "query": 1}],
+        1.0,
+    )
+    assert outcomes.right.all() and not outcomes.tokens.any()
 
 
 @pytest.mark.parametrize(
