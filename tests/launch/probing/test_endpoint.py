@@ -306,6 +306,11 @@ def test_a_failed_probe_leaves_no_results_and_can_be_repeated(
         (["--endpoint", "localhost:8000/v1", "--model", "m"], "is not a URL such as http://localhost:8000/v1."),
         (["--endpoint", "http://h:port/v1", "--model", "m"], "is not a URL such as"),
         (["--endpoint", "http://me:password@h/v1", "--model", "m"], "contains a password, which results would show"),
+        (
+            ["--endpoint", "https://sk-key@h/v1", "--model", "m"],
+            "has a user name or a part after #, which results would",
+        ),
+        (["--endpoint", "http://h/v1#api_key=1", "--model", "m"], "has a user name or a part after #, which results"),
         (["--endpoint", "http://h/v1", "--model", "m", "--roles", "a,b"], "--roles requires a run, but m is a model"),
         (["--endpoint", "http://h/v1", "--model", "m", "--timeout", "0"], "--timeout 0 must be above 0"),
         (
