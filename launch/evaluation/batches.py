@@ -56,5 +56,14 @@ def open_results(
 
 def write_lines(file: Path, records: Iterable[object]) -> None:
     """Writes a JSON Lines file atomically."""
-    lines = [json.dumps(to_json(record), ensure_ascii=False) + "\n" for record in records]
-    atomic_write(file, "".join(lines))
+    atomic_write(file, _to_lines(records))
+
+
+def append_lines(file: Path, records: Iterable[object]) -> None:
+    """Appends to a JSON Lines file, so that what a command was paid for outlives its failure."""
+    with file.open("a", encoding="utf-8") as stream:
+        stream.write(_to_lines(records))
+
+
+def _to_lines(records: Iterable[object]) -> str:
+    return "".join(json.dumps(to_json(record), ensure_ascii=False) + "\n" for record in records)

@@ -178,6 +178,14 @@ def _read_turns(sample: SampledEpisode, solved_at: float) -> list[tuple[float, f
     return turns or [(0.0, float(_score(sample) >= solved_at), 0.0, 0.0)]  # its reset ended it
 
 
+def agents_without_turns(samples: Sequence[SampledEpisode]) -> list[str]:
+    """Returns the agents that act in whole episodes only, as those do whose turn comes after several of another one."""
+    acting: dict[str, set[str]] = {"single": set(), "team": set()}
+    for sample in samples:
+        acting[sample["kind"]] |= {response["agent"] for response in sample["responses"]}
+    return sorted(acting["team"] - acting["single"])
+
+
 def compute_agent_figures(samples: Sequence[SampledEpisode], seed: int) -> dict[str, Figure]:
     """Returns each agent's mean return and number of turns in whole episodes at one temperature, with its tokens."""
     rows = _by_query(samples, "team")

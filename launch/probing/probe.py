@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from cory_env.rewards.votes import answer_reader
 from launch.display.terminal import ProgressPrinter
-from launch.evaluation.batches import RESPONSES, open_results, show_progress, write_lines
+from launch.evaluation.batches import RESPONSES, append_lines, open_results, show_progress, write_lines
 from launch.evaluation.evaluation import describe_inputs
 from launch.probing.advice import Advice, advise, advise_team, advise_turns
-from launch.probing.envs import collect_episodes, compute_agent_figures, sample_episodes
+from launch.probing.envs import agents_without_turns, collect_episodes, compute_agent_figures, sample_episodes
 from launch.probing.figures import Figure, compute_figures
 from launch.probing.outcomes import collect_outcomes
 from launch.probing.plan import ProbePlan
@@ -25,10 +25,11 @@ from launch.probing.team_figures import TeamOutcomes, compute_team_figures, lack
 from launch.probing.teams import collect_teams, sample_batches, sample_teams
 
 RESULT = "probe.json"
+T = TypeVar("T")
 
 
 class Probed(NamedTuple):
-    """What was sampled, as lines of `responses.jsonl`, and computed from it.
+    """What was sampled, and computed from it.
 
     Attributes:
         answers: All answers, with `text` and `ended`.
@@ -37,7 +38,6 @@ class Probed(NamedTuple):
         notes: See `ProbeResult`.
     """
 
-    lines: list[Any]
     answers: list[Mapping[str, Any]]
     figures: dict[float, dict[str, Figure]]
     advice: Advice
@@ -68,7 +68,7 @@ def run_probe(plan: ProbePlan, path: Path, command: str, *, quiet: bool = False,
     batches = len(plan.batches() if plan.team is None else sample_batches(plan))
     with open_results(path, "probe", batches, quiet=quiet, debug=debug) as (progress, _):
         run = _probe_pair if plan.team is None else _probe_team if plan.settings.env is None else _probe_env
-        probed = run(plan, batches, progress)
+        probed = run(plan, batches, progress, path)
         result = ProbeResult(probed.figures, probed.advice, probed.dropped, count_answers(probed.answers), probed.notes)
         record = {
             "command": command,
@@ -87,15 +87,23 @@ def run_probe(plan: ProbePlan, path: Path, command: str, *, quiet: bool = False,
                 for temperature, by_name in result.figures.items()
             ],
         }
-        write_lines(path / RESPONSES, probed.lines)
         write_lines(path / RESULT, [record])
     return result
 
 
-def _probe_pair(plan: ProbePlan, batches: int, progress: ProgressPrinter) -> Probed:
+def _collect(results: Iterable[list[T]], batches: int, progress: ProgressPrinter, path: Path) -> list[T]:
+    """Returns all samples, and writes those of each batch as soon as they are there."""
+    (path / RESPONSES).unlink(missing_ok=True)  # of a probe that failed
+    samples: list[T] = []
+    for batch in show_progress(results, batches, progress):
+        append_lines(path / RESPONSES, batch)
+        samples += batch
+    return samples
+
+
+def _probe_pair(plan: ProbePlan, batches: int, progress: ProgressPrinter, path: Path) -> Probed:
     """Samples first and second answers."""
-    results = show_progress(sample_answers(plan, progress), batches, progress)
-    samples = [sample for batch in results for sample in batch]
+    samples = _collect(sample_answers(plan, progress), batches, progress, path)
     read_answer = answer_reader(plan.task.reward)
     figures, dropped = {}, 0
     for temperature in plan.temperatures:
@@ -110,14 +118,13 @@ def _probe_pair(plan: ProbePlan, batches: int, progress: ProgressPrinter) -> Pro
         for answer in (sample["first"], sample.get("second"), sample.get("second_feedback"))
         if answer is not None
     ]
-    return Probed(samples, answers, figures, advise(figures), dropped)
+    return Probed(answers, figures, advise(figures), dropped)
 
 
-def _probe_team(plan: ProbePlan, batches: int, progress: ProgressPrinter) -> Probed:
+def _probe_team(plan: ProbePlan, batches: int, progress: ProgressPrinter, path: Path) -> Probed:
     """Samples single answers and episodes of the team."""
     assert plan.team is not None
-    results = show_progress(sample_teams(plan, progress), batches, progress)
-    samples = [sample for batch in results for sample in batch]
+    samples = _collect(sample_teams(plan, progress), batches, progress, path)
     read_answer, has_check = answer_reader(plan.task.reward), plan.task.feedback is not None
     figures, dropped, notes = {}, 0, list[str]()
     for temperature in plan.temperatures:
@@ -128,13 +135,12 @@ def _probe_team(plan: ProbePlan, batches: int, progress: ProgressPrinter) -> Pro
         notes += _note_missing_samples(outcomes, temperature)
     answers: list[Mapping[str, Any]] = [response for sample in samples for response in sample["responses"]]
     advice = advise_team(figures, has_check=has_check)
-    return Probed(samples, answers, figures, advice, dropped, tuple(notes))
+    return Probed(answers, figures, advice, dropped, tuple(notes))
 
 
-def _probe_env(plan: ProbePlan, batches: int, progress: ProgressPrinter) -> Probed:
+def _probe_env(plan: ProbePlan, batches: int, progress: ProgressPrinter, path: Path) -> Probed:
     """Samples episodes of an environment, and their first turns."""
-    results = show_progress(sample_episodes(plan, progress), batches, progress)
-    samples = [sample for batch in results for sample in batch]
+    samples = _collect(sample_episodes(plan, progress), batches, progress, path)
     figures, dropped, notes = {}, 0, list[str]()
     for temperature in plan.temperatures:
         chosen = [sample for sample in samples if sample["temperature"] == temperature]
@@ -143,8 +149,10 @@ def _probe_env(plan: ProbePlan, batches: int, progress: ProgressPrinter) -> Prob
         figures[temperature] = compute_team_figures(outcomes, plan.settings.seed)
         figures[temperature] |= compute_agent_figures(chosen, plan.settings.seed)
         notes += _note_missing_samples(outcomes, temperature)
+    if absent := agents_without_turns(samples):
+        notes.append(f"In one turn, {', '.join(absent)} never acts, so the comparison with it says nothing.")
     answers: list[Mapping[str, Any]] = [response for sample in samples for response in sample["responses"]]
-    return Probed(samples, answers, figures, advise_turns(figures), dropped, tuple(notes))
+    return Probed(answers, figures, advise_turns(figures), dropped, tuple(notes))
 
 
 def _note_missing_samples(outcomes: TeamOutcomes, temperature: float) -> list[str]:

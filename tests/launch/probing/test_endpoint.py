@@ -284,6 +284,17 @@ def test_a_server_that_hangs_or_is_gone_is_reported(
         respond_once(plan, server)
 
 
+def test_the_answers_before_a_failure_are_kept_until_the_probe_is_repeated(server: ApiServer) -> None:
+    server.reply = lambda body, number: fail(401, "no key") if number > 20 else complete(f"text {number}")
+    assert probe(server, "--concurrency", "1") == 2
+    lines = Path("out/responses.jsonl").read_text().splitlines()  # of the first two batches, 4 × 2 answers each
+    assert len(lines) == 8 and json.loads(lines[0])["first"]["text"] == "text 1"
+    assert not Path("out/probe.json").exists()
+    server.reply = lambda body, number: complete("x")
+    assert probe(server) == 0
+    assert len(Path("out/responses.jsonl").read_text().splitlines()) == QUERIES * 3 * 2
+
+
 def test_a_failed_probe_leaves_no_results_and_can_be_repeated(
     server: ApiServer, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,7 +10,13 @@ import pytest
 
 from launch.main import main
 from launch.probing.advice import advise_turns
-from launch.probing.envs import SampledEpisode, TurnResponse, collect_episodes, compute_agent_figures
+from launch.probing.envs import (
+    SampledEpisode,
+    TurnResponse,
+    agents_without_turns,
+    collect_episodes,
+    compute_agent_figures,
+)
 from launch.probing.team_figures import compute_team_figures, part_names
 from tests.launch.conftest import Cory
 
@@ -72,6 +78,12 @@ def test_turns_of_all_agents_are_parts() -> None:
     figures = compute_agent_figures(episodes, seed=0)
     assert figures["return of a"].estimate.mean == 0.5 and figures["turns of b"].estimate.mean == 1.5
     assert figures["return of a"].tokens == 10 and figures["return of b"].tokens == 7.5
+
+
+def test_agents_that_one_turn_leaves_out_are_named() -> None:
+    whole = [episode(query, ("a", 0.0), ("a", 0.0), ("b", 1.0)) for query in range(2)]
+    assert agents_without_turns([*whole, episode(0, ("a", 0.0), kind="single")]) == ["b"]
+    assert agents_without_turns([*whole, episode(0, ("a", 0.0), ("b", 0.0), kind="single")]) == []
 
 
 def test_returns_are_compared_as_the_decimals_that_they_stand_for() -> None:
