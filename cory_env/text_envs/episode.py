@@ -112,7 +112,7 @@ class EnvEpisode(Episode):
     def note_state(self, state: State) -> None:
         """Notes the state after a reset or the last response, and builds the next prompt.
 
-        If the episode is cut off, the next state is noted that the environment returns then.
+        If the episode is cut off (`is_cut`), the state after that only adds rewards to the last one.
 
         Raises:
             PromptError, ChatError, TextError: The first prompt of an agent cannot be built. Later ones that exceed

@@ -108,9 +108,9 @@ class trl_env(TurnBasedEnv):
             raise EnvError(f"returned {reward!r:.80} from get_reward instead of a number")
         return dict.fromkeys(self.possible_agents, float(reward))
 
-    def _call(self, function: Any, *arguments: Any, **keywords: Any) -> Any:
+    def _call(self, function: Any, **keywords: Any) -> Any:
         with self._random.active():
-            value = function(*arguments, **keywords)
+            value = function(**keywords)
             return _event_loop().run(_awaited(value)) if inspect.isawaitable(value) else value
 
     def _run(self, calls: list[dict[str, Any]]) -> list[Message]:
