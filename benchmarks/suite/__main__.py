@@ -29,11 +29,12 @@ from cory_env.episode import ChainEpisode
 from cory_env.rewarding.episodes import reward_episodes
 from cory_env.rewarding.worker import RewardWorker
 from cory_env.tasks.task import Query
-from launch.evaluation.batches import RESPONSES, open_results, show_progress, write_lines
+from launch.evaluation.batches import RESPONSES, open_results, write_lines
 from launch.evaluation.evaluation import plan_evaluation
 from launch.evaluation.target import target_settings
 from launch.models.generators import start_generator
 from launch.probing.plan import CPU_BATCH_SIZE, plan_probe
+from launch.probing.probe import record_samples
 from launch.probing.sampler import sample_answers
 from policies.rollout.chain_generation import ChainRequest, generate_chains
 
@@ -70,20 +71,15 @@ def screen(queries: Sequence[Query]) -> list[dict[str, Any]]:
 
 
 def probe(queries: Sequence[Query], samples: int, path: Path) -> None:
-    """Probes queries as `cory probe` does, but writes the samples of each batch as soon as it is done."""
+    """Samples answers to the queries as `cory probe` does."""
     sampling: dict[str, Any] = {"split": "test", "queries": None, "samples": samples, "temperatures": [TEMPERATURE]}
     plain = plan_probe(MODEL, SETTINGS | {"observer_prompt": OBSERVER}, print, **sampling, solved_at=SOLVED_AT).plain
     values = SETTINGS | {"observer_prompt": FEEDBACK_OBSERVER, "feedback": FEEDBACK}
     plan = plan_probe(MODEL, values, print, **sampling, solved_at=SOLVED_AT)
     plan = plan._replace(task=replace(plan.task, test=queries), plain=plain, queries=len(queries))
     batches = len(plan.batches())
-    with (
-        open_results(path, "probe", batches, quiet=False, debug=False) as (progress, _),
-        (path / RESPONSES).open("w", encoding="utf-8") as file,
-    ):
-        for batch in show_progress(sample_answers(plan, progress), batches, progress):
-            file.writelines(json.dumps(sample) + "\n" for sample in batch)
-            file.flush()
+    with open_results(path, "probe", batches, quiet=False, debug=False) as (progress, _):
+        record_samples(sample_answers(plan, progress), batches, progress, path)
 
 
 def main() -> None:

@@ -91,7 +91,7 @@ def run_probe(plan: ProbePlan, path: Path, command: str, *, quiet: bool = False,
     return result
 
 
-def _collect(results: Iterable[list[T]], batches: int, progress: ProgressPrinter, path: Path) -> list[T]:
+def record_samples(results: Iterable[list[T]], batches: int, progress: ProgressPrinter, path: Path) -> list[T]:
     """Returns all samples, and writes those of each batch as soon as they are there."""
     (path / RESPONSES).unlink(missing_ok=True)  # of a probe that failed
     samples: list[T] = []
@@ -103,7 +103,7 @@ def _collect(results: Iterable[list[T]], batches: int, progress: ProgressPrinter
 
 def _probe_pair(plan: ProbePlan, batches: int, progress: ProgressPrinter, path: Path) -> Probed:
     """Samples first and second answers."""
-    samples = _collect(sample_answers(plan, progress), batches, progress, path)
+    samples = record_samples(sample_answers(plan, progress), batches, progress, path)
     read_answer = answer_reader(plan.task.reward)
     figures, dropped = {}, 0
     for temperature in plan.temperatures:
@@ -124,7 +124,7 @@ def _probe_pair(plan: ProbePlan, batches: int, progress: ProgressPrinter, path: 
 def _probe_team(plan: ProbePlan, batches: int, progress: ProgressPrinter, path: Path) -> Probed:
     """Samples single answers and episodes of the team."""
     assert plan.team is not None
-    samples = _collect(sample_teams(plan, progress), batches, progress, path)
+    samples = record_samples(sample_teams(plan, progress), batches, progress, path)
     read_answer, has_check = answer_reader(plan.task.reward), plan.task.feedback is not None
     figures, dropped, notes = {}, 0, list[str]()
     for temperature in plan.temperatures:
@@ -140,7 +140,7 @@ def _probe_team(plan: ProbePlan, batches: int, progress: ProgressPrinter, path: 
 
 def _probe_env(plan: ProbePlan, batches: int, progress: ProgressPrinter, path: Path) -> Probed:
     """Samples episodes of an environment, and their first turns."""
-    samples = _collect(sample_episodes(plan, progress), batches, progress, path)
+    samples = record_samples(sample_episodes(plan, progress), batches, progress, path)
     figures, dropped, notes = {}, 0, list[str]()
     for temperature in plan.temperatures:
         chosen = [sample for sample in samples if sample["temperature"] == temperature]
@@ -150,7 +150,8 @@ def _probe_env(plan: ProbePlan, batches: int, progress: ProgressPrinter, path: P
         figures[temperature] |= compute_agent_figures(chosen, plan.settings.seed)
         notes += _note_missing_samples(outcomes, temperature)
     if absent := agents_without_turns(samples):
-        notes.append(f"In one turn, {', '.join(absent)} never acts, so the comparison with it says nothing.")
+        names = ", ".join(absent)
+        notes.append(f"Only whole episodes reach {names}, so the comparison with one turn says nothing about {names}.")
     answers: list[Mapping[str, Any]] = [response for sample in samples for response in sample["responses"]]
     return Probed(answers, figures, advise_turns(figures), dropped, tuple(notes))
 
