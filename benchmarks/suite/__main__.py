@@ -33,7 +33,7 @@ from launch.evaluation.batches import RESPONSES, open_results, write_lines
 from launch.evaluation.evaluation import plan_evaluation
 from launch.evaluation.target import target_settings
 from launch.models.generators import start_generator
-from launch.probing.plan import CPU_BATCH_SIZE, plan_probe
+from launch.probing.plan import CPU_BATCH_SIZE, MIN_SAMPLES, plan_probe
 from launch.probing.probe import record_samples
 from launch.probing.sampler import sample_answers
 from policies.rollout.chain_generation import ChainRequest, generate_chains
@@ -116,7 +116,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--queries", type=int, default=16, metavar="N", help="queries per probed set")
     parser.add_argument("--samples", type=int, default=3, metavar="N", help="first answers per query")
     parser.add_argument("--screen-only", action="store_true", help="end before the probe")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.queries < 2 or options.samples < MIN_SAMPLES:
+        parser.error(f"--queries must be at least 2, and --samples at least {MIN_SAMPLES}")
+    return options
 
 
 def _show_screening(longest: Mapping[str, int], answers: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
